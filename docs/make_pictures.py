@@ -85,7 +85,9 @@ PICTURES = {
     "median": Picture(pg.median_pool2d, (3, 1), 3, f"{WON};\nof two 5s the first"),
     "avg": Picture(pg.avg_pool2d, (3, 1), 3, "1/9 from each window around it"),
     "lp": Picture(pg.lp_pool2d, (3.0, 2), 2, "$(|x|\\,/\\,y)^{\\,2}$ with the y of the window"),
-    "lse": Picture(pg.lse_pool2d, (2,), 2, "the softmax of x / 2 in each window", {"r": 0.5}),
+    "log_mean_exp": Picture(
+        pg.log_mean_exp_pool2d, (2,), 2, "the softmax of x / 2 in each window", {"r": 0.5}
+    ),
     "soft": Picture(pg.soft_pool2d, (2,), 2, SIGNS),
     "stochastic": Picture(pg.stochastic_pool2d, (2,), 2, "1 to what was drawn", {"generator": 3}),
     "expected": Picture(pg.stochastic_pool2d, (2,), 2, SIGNS, {"training": False}),
@@ -99,7 +101,9 @@ PICTURES = {
     "global_max": Picture(pg.global_max_pool, (), 6, "of two 9s the first"),
     "global_avg": Picture(pg.global_avg_pool, (), 6, "1/36 to each input"),
     "global_lp": Picture(pg.global_lp_pool, (), 6, "$|x|\\,/\\,y$", {"norm_type": 2.0}),
-    "global_lse": Picture(pg.global_lse_pool, (), 6, "the softmax of all x / 4", {"r": 0.25}),
+    "global_log_mean_exp": Picture(
+        pg.global_log_mean_exp_pool, (), 6, "the softmax of all x / 4", {"r": 0.25}
+    ),
     "fractional_max": Picture(
         pg.fractional_max_pool2d, (2, 4), 2, f"{WON};\nthey are one or two apart",
         {"_random_samples": np.array([[[0.6, 0.3]]])}, shown="x, 2, 4",

@@ -210,7 +210,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     optimisers = {"sgd": sgd, "adagrad": adagrad, "rmsprop": rmsprop}
     parser.add_argument("--optimiser", choices=optimisers, default="sgd")
-    parser.add_argument("--pool", choices=["max", "avg", "lse", "soft", "median"], default="max")
+    parser.add_argument(
+        "--pool", choices=["max", "avg", "log_mean_exp", "soft", "median"], default="max"
+    )
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0, help="of the first weights and the batches")
     parser.add_argument("--check", action="store_true", help="check gradients by differences")

@@ -20,10 +20,11 @@ from poolgrad.jax.primitives import forward_p, jvp_p, lowering, vjp_p
 
 KINDS = (
     "max", "relu_max", "min", "median", "stochastic", "fractional_max", "max_unpool", "avg", "lp",
-    "lse", "soft", "expected", "mixed", "adaptive_max", "adaptive_avg", "global_max", "global_lp",
+    "log_mean_exp", "soft", "expected", "mixed", "adaptive_max", "adaptive_avg", "global_max",
+    "global_lp",
 )  # fmt: skip
 CLOSE = {"float64": 1e-10, "float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
-WEIGHTED = ("avg", "lp", "lse", "soft", "expected", "mixed")
+WEIGHTED = ("avg", "lp", "log_mean_exp", "soft", "expected", "mixed")
 
 
 def compare(case: Case) -> None:

@@ -29,8 +29,8 @@ WINDOWS = {
     "fractional_max": flatten(fractional(2, 2, 4)),
     "max_unpool": flatten(adaptive(2, 16)),
 }
-LEARNED = ("lp", "lse", "mixed")
-NONLINEAR = ("lp", "lse", "soft", "expected", "mixed")
+LEARNED = ("lp", "log_mean_exp", "mixed")
+NONLINEAR = ("lp", "log_mean_exp", "soft", "expected", "mixed")
 ROUTED = ("max", "relu_max", "min", "median", "stochastic", "fractional_max")
 ALL = (*ROUTED, "avg", *NONLINEAR, "max_unpool")
 
@@ -47,7 +47,7 @@ def operand(name: str) -> torch.Tensor | None:
     """The tensor beside the input, if there is one."""
     return {
         "lp": torch.tensor(3.0),
-        "lse": torch.tensor(2.0),
+        "log_mean_exp": torch.tensor(2.0),
         "mixed": torch.tensor(0.25),
         "stochastic": torch.tensor(7),
         "fractional_max": torch.full((2, 3, 2), 0.5),

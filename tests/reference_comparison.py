@@ -81,7 +81,7 @@ def scale_of(case: Case) -> np.ndarray:
     divisor = case.kwargs.get("divisor_override")
     places = 125 / abs(divisor) if divisor else 1  # a divisor that is not the number of places
     scale = np.where(np.isinf(most), 0, most) * max(places, 1)
-    if case.operator == "lse":  # in which r * x underflows before x does
+    if case.operator == "log_mean_exp":  # in which r * x underflows before x does
         least = float(ml_dtypes.finfo(case.x.dtype.newbyteorder("=")).smallest_normal)
         scale = np.maximum(scale, least / np.min(np.abs(case.kwargs["r"])))
     return scale
@@ -147,7 +147,7 @@ def scale_of_slopes(case: Case, back: reference.Pullback, dtype: Any) -> float:
     scale = max(largest(case.x), largest(back.y), float(np.finfo(dtype).smallest_normal))
     if case.operator == "lp":  # logarithms of numbers relative to the result
         return scale * (1 + abs(math.log(scale)))
-    if case.operator == "lse":
+    if case.operator == "log_mean_exp":
         return scale / float(min(1, np.min(np.abs(case.kwargs["r"]))))
     return scale
 
@@ -162,9 +162,9 @@ KINDS = {  # beside the kind, what may be in the array
     **dict.fromkeys(("max", "relu_max", "min", "median", "fractional_max", "max_unpool"), VALUES),
     **dict.fromkeys(("adaptive_max", "global_max"), VALUES),
     **dict.fromkeys(("avg", "adaptive_avg", "global_avg", "stochastic"), FINITE),
-    **dict.fromkeys(("lp", "lse", "soft", "expected", "mixed"), WEIGHTED_VALUES),
+    **dict.fromkeys(("lp", "log_mean_exp", "soft", "expected", "mixed"), WEIGHTED_VALUES),
     "range": WEIGHTED_VALUES,
     # The gradient of logits divides values by weights: of huge ones it overflows.
     "lip": [v for v in WEIGHTED_VALUES if v.id not in ("huge", "subnormal")],
-    **dict.fromkeys(("global_lp", "global_lse"), WEIGHTED_VALUES),
+    **dict.fromkeys(("global_lp", "global_log_mean_exp"), WEIGHTED_VALUES),
 }

@@ -445,6 +445,8 @@ class Request:
         Whether to return the indices of the winners, too.
     out : array or None
         Array for the result (NumPy only).
+    dimensions : tuple
+        The order of the named dimensions of the result, if pooled dimensions were named.
     """
 
     operator: str
@@ -456,3 +458,4 @@ class Request:
     keepdims: bool = True
     return_indices: bool = False
     out: Any = None
+    dimensions: tuple[Any, ...] = ()

@@ -40,6 +40,11 @@ class XarrayFrontEnd(FrontEnd):
         return _outside(request, y), _outside(request, indices)
 
     def vjp(self, request: Request) -> tuple[Any, Pullback]:
+        if request.dimensions not in ((), request.x.dims):  # the pullback knows no names
+            raise ValueError(
+                "vjp needs the dimensions in dim last and in this order, as in "
+                f"x.transpose{request.x.dims}, got {request.dimensions}"
+            )
         inside = _inside(request)
         y, pullback = front_end(inside.x).vjp(inside)
         return _outside(request, y), pullback
@@ -69,8 +74,9 @@ def _outside(request: Request, y: Any) -> Any:
     first = first_pooled(x.shape, dims, request.channels_last)
     pooled = x.dims[first : first + dims]
     kept = x.dims if request.keepdims else tuple(d for d in x.dims if d not in pooled)
+    order = tuple(d for d in request.dimensions or x.dims if d in kept)
     if not hasattr(x, "coords"):  # a Variable
-        return type(x)(kept, y, x.attrs)
+        return type(x)(kept, y, x.attrs).transpose(*order)
     windows = _tiles(request.spec, x.shape[first : first + dims], y.shape[first : first + dims])
     tiled = {dim: size for dim, size in zip(pooled, windows, strict=False) if size}
     along = {n: c.variable for n, c in x.coords.items() if not {*pooled}.isdisjoint(c.dims)}
@@ -81,7 +87,7 @@ def _outside(request: Request, y: Any) -> Any:
     }
     rest = x.drop_vars(along).coords
     result = type(x)(y, dims=kept, coords=rest, name=x.name, attrs=x.attrs)
-    return result.assign_coords(means)
+    return result.assign_coords(means).transpose(*order)
 
 
 def _tiles(spec: WindowSpec, sizes: tuple[int, ...], outputs: tuple[int, ...]) -> list[int]:

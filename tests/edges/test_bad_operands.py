@@ -21,7 +21,12 @@ INF, NAN = np.inf, np.nan
 # Functions with a learned argument: its name, and how to hand it over.
 LEARNED = {
     "norm_type": [("lp_pool1d", 2), ("lp_pool2d", 2), ("lp_pool3d", 2), ("global_lp_pool", None)],
-    "r": [("lse_pool1d", 2), ("lse_pool2d", 2), ("lse_pool3d", 2), ("global_lse_pool", None)],
+    "r": [
+        ("log_mean_exp_pool1d", 2),
+        ("log_mean_exp_pool2d", 2),
+        ("log_mean_exp_pool3d", 2),
+        ("global_log_mean_exp_pool", None),
+    ],
     "alpha": [("mixed_pool1d", 2), ("mixed_pool2d", 2), ("mixed_pool3d", 2)],
 }
 PAIRS = [(name, fun, size) for name, funs in LEARNED.items() for fun, size in funs]
@@ -131,7 +136,7 @@ def test_tensors_of_parameters_that_are_not_real(
 # Windows without any input
 
 NEED_INPUT = {
-    "median": {}, "lse": {}, "soft": {},
+    "median": {}, "log_mean_exp": {}, "soft": {},
     "expected": {"training": False}, "lp": {"norm_type": 2.0, "mean": True},
     "mixed": {"count_include_pad": False},
 }  # fmt: skip
@@ -222,7 +227,7 @@ def test_nothing_is_written_before_an_error() -> None:
     finite = X.copy()
     finite[0, 1, 3, 3] = NAN
     for fun, args, kwargs in (
-        ("lp_pool2d", (0.0, 2), {}), ("lse_pool2d", (2,), {"r": [1.0, NAN]}),
+        ("lp_pool2d", (0.0, 2), {}), ("log_mean_exp_pool2d", (2,), {"r": [1.0, NAN]}),
         ("mixed_pool2d", (2,), {"alpha": np.ones(3)}), ("stochastic_pool2d", (2,), {}),
         ("median_pool2d", (1, 1, 4), {}), ("soft_pool2d", (2, 1, 9), {}),
         ("min_pool2d", (2,), {"ties": "last"}), ("stochastic_pool2d", (2,), {"generator": -1}),

@@ -98,6 +98,18 @@ def test_out(layout: Any) -> None:
         np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.parametrize("name", [n for n in FUNCTIONS if "1d" not in n and "3d" not in n])
+def test_out_of_every_function(name: str) -> None:
+    shape, kwargs = example(name)
+    x = np.random.default_rng(0).random(shape)
+    expected = FUNCTIONS[name](x, **kwargs)
+    for out in (np.zeros_like(expected), np.zeros_like(expected)[::-1]):
+        assert FUNCTIONS[name](x, **kwargs, out=out) is out
+        np.testing.assert_array_equal(out, expected)
+    with pytest.raises(ValueError, match="out must have shape"):
+        FUNCTIONS[name](x, **kwargs, out=np.zeros((*expected.shape, 1)))
+
+
 SWAPPED = """
 import pickle
 import ml_dtypes, numpy as np, poolgrad

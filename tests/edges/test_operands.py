@@ -84,7 +84,7 @@ def test_a_wrong_dtype_of_samples_is_named_without_the_samples(front: Front) -> 
 
 def test_a_wrong_dtype_of_numbers_is_named_without_the_numbers(front: Front) -> None:
     with pytest.raises(TypeError, match=r"^r must be a real number or .*, got complex128$"):
-        front.call("lse_pool2d", X, 2, r=np.zeros(3, complex))
+        front.call("log_mean_exp_pool2d", X, 2, r=np.zeros(3, complex))
 
 
 # Numbers that float32 does not hold
@@ -92,7 +92,7 @@ def test_a_wrong_dtype_of_numbers_is_named_without_the_numbers(front: Front) -> 
 OUTSIDE = [
     ("lp_pool2d", "norm_type", {}, (1e-50, 1e-320, 1e39, 1e300, 2**62, float("inf"))),
     ("lp_pool2d", "norm_type", {"mean": True}, (1e-50, 1e39)),
-    ("lse_pool2d", "r", {}, (1e-50, -1e-50, 1e39, -1e300, 5e-324)),
+    ("log_mean_exp_pool2d", "r", {}, (1e-50, -1e-50, 1e39, -1e300, 5e-324)),
     ("mixed_pool2d", "alpha", {}, (1e-50, -1e-50, 1e39)),
 ]
 
@@ -121,8 +121,8 @@ def test_limits_of_numbers(front: Front) -> None:
     ones = np.ones((1, 1, 4, 4), np.float32)
     assert np.isinf(front.call("lp_pool2d", ones, 1e-50, 2)).all()
     for fun, args, kwargs in (
-        ("lp_pool2d", (1e39, 2), {}), ("lse_pool2d", (2,), {"r": 1e-50}),
-        ("lse_pool2d", (2,), {"r": 1e39}), ("lse_pool2d", (2,), {"r": -1e39}),
+        ("lp_pool2d", (1e39, 2), {}), ("log_mean_exp_pool2d", (2,), {"r": 1e-50}),
+        ("log_mean_exp_pool2d", (2,), {"r": 1e39}), ("log_mean_exp_pool2d", (2,), {"r": -1e39}),
     ):  # fmt: skip
         np.testing.assert_array_equal(front.call(fun, ones, *args, **kwargs), ones[..., :2, :2])
     with pytest.raises(ValueError, match=r"^norm_type must be positive, got -1e-50$"):
@@ -133,12 +133,12 @@ def test_limits_of_numbers(front: Front) -> None:
 def test_gradients_of_numbers_in_a_wider_type() -> None:
     for value in (2.5, 1e-50, 1e39):
         wide = torch.tensor(value, dtype=torch.float64, requires_grad=True)
-        poolgrad.lse_pool2d(as_tensor(X), 2, r=wide).sum().backward()
+        poolgrad.log_mean_exp_pool2d(as_tensor(X), 2, r=wide).sum().backward()
         assert wide.grad.dtype == torch.float64
         assert bool(wide.grad.isfinite())
         if value == 2.5:
             near = torch.tensor(value, requires_grad=True)
-            poolgrad.lse_pool2d(as_tensor(X), 2, r=near).sum().backward()
+            poolgrad.log_mean_exp_pool2d(as_tensor(X), 2, r=near).sum().backward()
             assert wide.grad.float() == near.grad
 
 
@@ -146,7 +146,8 @@ def test_gradients_of_numbers_in_a_wider_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fun", "name"), [("lse_pool2d", "r"), ("lp_pool2d", "norm_type"), ("mixed_pool2d", "alpha")]
+    ("fun", "name"),
+    [("log_mean_exp_pool2d", "r"), ("lp_pool2d", "norm_type"), ("mixed_pool2d", "alpha")],
 )
 @pytest.mark.parametrize("channels", [0, 1, 2])
 def test_gradients_for_each_channel_of_few(
@@ -177,14 +178,14 @@ def test_seeds_of_any_integer_type(front: Front, kind: Any) -> None:
 def test_tensors_that_require_a_gradient_beside_an_array() -> None:
     w = torch.ones((), requires_grad=True)
     for fun, name, args in (
-        ("lse_pool2d", "r", (2,)), ("mixed_pool2d", "alpha", (2,)),
+        ("log_mean_exp_pool2d", "r", (2,)), ("mixed_pool2d", "alpha", (2,)),
         ("global_lp_pool", "norm_type", ()), ("fractional_max_pool2d", "_random_samples", (2, 3)),
     ):  # fmt: skip
         for given in (w, [w]):
             with refused(TypeError, name, "detach()"):
                 getattr(poolgrad, fun)(X, *args, **{name: given})
     np.testing.assert_array_equal(
-        poolgrad.lse_pool2d(X, 2, r=w.detach()), poolgrad.lse_pool2d(X, 2, r=1.0)
+        poolgrad.log_mean_exp_pool2d(X, 2, r=w.detach()), poolgrad.log_mean_exp_pool2d(X, 2, r=1.0)
     )
 
 
@@ -224,8 +225,11 @@ def _takers() -> dict[str, Any]:
     leaf, boxes = x.clone().requires_grad_(), torch.zeros(2, 5)
     indices, samples = torch.zeros(x.shape, dtype=torch.int64), torch.full((*x.shape[:2], 2), 0.5)
     return {
-        "r": (lambda t: poolgrad.lse_pool2d(x, 2, r=t), torch.ones(x.shape[1])),
-        "r of a module": (lambda t: poolgrad.torch.LSEPool2d(2, r=t), torch.ones(x.shape[1])),
+        "r": (lambda t: poolgrad.log_mean_exp_pool2d(x, 2, r=t), torch.ones(x.shape[1])),
+        "r of a module": (
+            lambda t: poolgrad.torch.LogMeanExpPool2d(2, r=t),
+            torch.ones(x.shape[1]),
+        ),
         "boxes": (lambda t: poolgrad.roi_align(x, t, 2), boxes),
         "boxes[0]": (lambda t: poolgrad.roi_pool(x, [t] * len(x), 2), boxes[:, 1:]),
         "indices": (lambda t: poolgrad.max_unpool2d(x, t, 2), indices),

@@ -348,7 +348,7 @@ def test_the_same_kind_of_array_comes_out() -> None:
 # Global poolings: which axes are pooled
 
 
-@pytest.mark.parametrize("fun", ["max", "avg", "lp", "lse"])
+@pytest.mark.parametrize("fun", ["max", "avg", "lp", "log_mean_exp"])
 def test_two_axes_are_one_plane(front: Front, fun: str) -> None:
     x = np.array([[1.0, 4.0, 2.0], [0.5, 3.0, 6.0]])
     name = f"global_{fun}_pool"

@@ -45,7 +45,7 @@ OF_PADDING = numbers(kernel_size=1, stride=1, low=2, high=2)
 
 ARGUED = (*LEARNED, "stochastic", "fractional_max", "max_unpool")
 RESIDUALS = {
-    "lp": 3, "lse": 3, "soft": 3, "expected": 3, "mixed": 2, "avg": 0, "max_unpool": 0
+    "lp": 3, "log_mean_exp": 3, "soft": 3, "expected": 3, "mixed": 2, "avg": 0, "max_unpool": 0
 } | dict.fromkeys(ROUTED, 1)  # fmt: skip
 
 PUSHED = (*ROUTED, "avg", "max_unpool")
@@ -194,7 +194,7 @@ REFUSED |= {
 }
 NUMBERS = {
     "lp": ("0.0", "-1.0", "float('nan')", "-float('inf')"),
-    "lse": ("0.0", "float('nan')", "float('inf')"),
+    "log_mean_exp": ("0.0", "float('nan')", "float('inf')"),
     "mixed": ("float('nan')", "float('inf')"),
 }
 REFUSED |= {

@@ -56,8 +56,8 @@ def within(dtype: Any, scale: np.ndarray) -> dict[str, float]:
 @halves
 def test_the_mean_of_4096_ones_is_one(front: Front, dtype: Any) -> None:
     x = np.ones((1, 1, 64, 64), dtype)
-    for fun, args in (("avg_pool2d", (64,)), ("global_avg_pool", ()), ("lse_pool2d", (64,)),
-                      ("soft_pool2d", (64,)), ("adaptive_avg_pool2d", (1,))):  # fmt: skip
+    for fun, args in (("avg_pool2d", (64,)), ("global_avg_pool", ()), ("soft_pool2d", (64,)),
+                      ("log_mean_exp_pool2d", (64,)), ("adaptive_avg_pool2d", (1,))):  # fmt: skip
         y = front.run(fun, x, *args)
         assert (y.dtype, y.ravel().tolist()) == (dtype, [1]), fun
     assert front.run("lp_pool2d", x, 2, 64).item() == 64
@@ -82,7 +82,7 @@ def test_an_input_that_wins_10000_windows_gets_10000(front: Front, dtype: Any) -
 def test_10000_shares_of_a_gradient_do_not_vanish(front: Front, dtype: Any) -> None:
     """The middle lies in 10,000 windows of 10,000 inputs: one in the end, 1e-4 at a time."""
     x = np.zeros((1, 1, 199, 199), dtype)
-    for fun, extras in (("avg_pool2d", {}), ("soft_pool2d", {}), ("lse_pool2d", {}),
+    for fun, extras in (("avg_pool2d", {}), ("soft_pool2d", {}), ("log_mean_exp_pool2d", {}),
                         ("stochastic_pool2d", {"training": False})):  # fmt: skip
         y, pullback = front.vjp(fun, x, 100, 1, **extras)
         assert pullback(np.ones_like(y))[0, 0, 99, 99] == 1, fun

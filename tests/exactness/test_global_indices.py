@@ -32,7 +32,7 @@ def test_positions_of_the_first_winners(front: Front, dims: int, keepdims: bool,
     y, indices = front.run("global_max_pool", x, **asked)
     assert indices.dtype == np.int64
     np.testing.assert_array_equal(indices, expected.reshape(shape))
-    np.testing.assert_array_equal(y, front.run("global_max_pool", x, keepdims, ties=ties))
+    np.testing.assert_array_equal(y, front.run("global_max_pool", x, keepdims=keepdims, ties=ties))
     slow = poolgrad.reference.global_max_pool(x, **asked)
     np.testing.assert_array_equal(slow[0], y)
     np.testing.assert_array_equal(slow[1], indices)
@@ -41,9 +41,10 @@ def test_positions_of_the_first_winners(front: Front, dims: int, keepdims: bool,
 @pytest.mark.parametrize("keepdims", [False, True])
 def test_channels_last(front: Front, keepdims: bool) -> None:
     x = example(2)
-    _, first = front.run("global_max_pool", x, keepdims, True)
+    asked = {"keepdims": keepdims, "return_indices": True}
+    _, first = front.run("global_max_pool", x, **asked)
     moved = np.ascontiguousarray(np.moveaxis(x, 1, -1))
-    _, last = front.run("global_max_pool", moved, keepdims, True, channels_last=True)
+    _, last = front.run("global_max_pool", moved, **asked, channels_last=True)
     assert last.shape == ((2, 1, 1, 3) if keepdims else (2, 3))
     np.testing.assert_array_equal(last, np.moveaxis(first, 1, -1))
 
@@ -55,7 +56,7 @@ def test_integers(front: Front) -> None:
 
 def test_kept_axes_convert_and_go_back(front: Front) -> None:
     x = np.random.default_rng(0).random((2, 3, 4, 4))
-    y, indices = front.run("global_max_pool", x, True, True)
+    y, indices = front.run("global_max_pool", x, keepdims=True, return_indices=True)
     whole = convert_indices(indices, x.shape, "torch", "onnx")
     np.testing.assert_array_equal(x.ravel()[whole], y)
     back = front.run("max_unpool2d", y, indices=indices, kernel_size=4)
@@ -72,7 +73,7 @@ def test_as_pytorchs_one_adaptive_bin() -> None:
         theirs = getattr(torch.nn.functional, f"adaptive_max_pool{dims}d")
         expected = theirs(x, 1, return_indices=True)
         for made in (
-            poolgrad.global_max_pool(x, True, True),
+            poolgrad.global_max_pool(x, keepdims=True, return_indices=True),
             layer(keepdims=True, return_indices=True)(x),
         ):
             for ours, other in zip(made, expected, strict=True):

@@ -16,13 +16,13 @@ import poolgrad
 INF, NAN = np.inf, np.nan
 LARGE = {np.float32: 1e30, np.float64: 1e300}
 EPS = {np.float32: 2.0**-23, np.float64: 2.0**-52}
-PARAMETER = {"lp": "norm_type", "lse": "r", "mixed": "alpha"}
+PARAMETER = {"lp": "norm_type", "log_mean_exp": "r", "mixed": "alpha"}
 each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 # Operator, its parameter, further arguments: every algorithm of the kernel.
 NONLINEAR: list[tuple[str, float | None, dict[str, Any]]] = [
     *(("lp", p, {"mean": mean}) for p in (0.5, 1, 2, 3.5, 1e3, 1e6, INF) for mean in (False, True)),
-    *(("lse", r, {}) for r in (1, -1, 1e3, -1e3, 1e-3, 1e-30)),
+    *(("log_mean_exp", r, {}) for r in (1, -1, 1e3, -1e3, 1e-3, 1e-30)),
     *(("mixed", a, {}) for a in (0, 0.25, 1, -3)),
     ("soft", None, {}),
     ("stochastic", None, {"training": False}),
@@ -111,11 +111,13 @@ def test_infinities_are_limits(front: Front) -> None:
     for p, mean, sign in itertools.product((0.5, 2, 3.5, INF), (False, True), (1, -1)):
         assert y("lp", [1, sign * INF, 0], p, mean=mean) == INF
     for r in (0.5, 2, 1e3):
-        assert y("lse", [1, INF, 0], r) == y("lse", [INF, -INF, INF], r) == INF
-        assert y("lse", [1, INF, 0], -r) == pytest.approx(y("lse", [1, 1e30, 0], -r))
-        assert y("lse", [1, -INF, 0], -r) == -INF
-        assert y("lse", [-INF, -INF], r) == -INF
-        assert y("lse", [-INF, 0], r) == pytest.approx(-math.log(2) / r)
+        assert y("log_mean_exp", [1, INF, 0], r) == y("log_mean_exp", [INF, -INF, INF], r) == INF
+        assert y("log_mean_exp", [1, INF, 0], -r) == pytest.approx(
+            y("log_mean_exp", [1, 1e30, 0], -r)
+        )
+        assert y("log_mean_exp", [1, -INF, 0], -r) == -INF
+        assert y("log_mean_exp", [-INF, -INF], r) == -INF
+        assert y("log_mean_exp", [-INF, 0], r) == pytest.approx(-math.log(2) / r)
     assert y("soft", [1, -INF, 1]) == 1
     assert y("soft", [1, INF, 2]) == INF
     assert y("soft", [-INF, -INF]) == -INF
@@ -180,7 +182,7 @@ def test_whole_powers_agree_with_their_neighbours(front: Front, dtype: Any) -> N
 @pytest.mark.parametrize("r", [1e-3, 1e-8, 1e-30, 1e-100, 1e-300, -1e-3, -1e-8, -1e-300])
 def test_lse_tends_to_the_mean(front: Front, r: float) -> None:
     x = np.array([0.3, -1.2, 2.0, 5.0, 0.1])
-    y, gx, slope = window(front, "lse", x, r)
+    y, gx, slope = window(front, "log_mean_exp", x, r)
     variance = x.var()
     assert y == pytest.approx(x.mean() + r * variance / 2, abs=10 * r * r + 1e-15)
     np.testing.assert_allclose(gx, 0.2 * (1 + r * (x - x.mean())), atol=20 * r * r + 1e-15)
@@ -191,7 +193,7 @@ def test_lse_tends_to_the_mean(front: Front, r: float) -> None:
 @pytest.mark.parametrize("r", [1e-3, 1e-20, 1e-38])
 def test_lse_tends_to_the_mean_in_float32(front: Front, r: float) -> None:
     x = np.array([0.3, -1.2, 2.0, 5.0, 0.1])
-    y, gx, slope = window(front, "lse", x, r, np.float32)
+    y, gx, slope = window(front, "log_mean_exp", x, r, np.float32)
     assert y == pytest.approx(x.mean() + r * x.var() / 2, rel=4 * EPS[np.float32], abs=10 * r * r)
     np.testing.assert_allclose(gx, 0.2 * (1 + r * (x - x.mean())), rtol=1e-5)
     assert slope == pytest.approx(x.var() / 2, rel=10 * r + 1e-5)
@@ -201,10 +203,10 @@ def test_lse_tends_to_the_mean_in_float32(front: Front, r: float) -> None:
 def test_lse_tends_to_the_extremes(front: Front, dtype: Any) -> None:
     x = [0.25, -1.5, 2.0, 1.75]
     for r in (1e3, 1e30):
-        y, gx, _ = window(front, "lse", x, r, dtype)
+        y, gx, _ = window(front, "log_mean_exp", x, r, dtype)
         assert y == pytest.approx(2 - math.log(4) / r, rel=4 * EPS[dtype])
         np.testing.assert_allclose(gx, [0, 0, 1, 0], atol=1e-100)  # exp(-250)
-        y, gx, _ = window(front, "lse", x, -r, dtype)
+        y, gx, _ = window(front, "log_mean_exp", x, -r, dtype)
         assert y == pytest.approx(-1.5 + math.log(4) / r, rel=4 * EPS[dtype])
         np.testing.assert_allclose(gx, [0, 1, 0, 0], atol=1e-100)
 
@@ -325,7 +327,7 @@ def test_at_kinks_the_gradient_lies_between_both_sides(front: Front) -> None:
 
 @each_dtype
 def test_shapes_of_parameters(front: Front, dtype: Any) -> None:
-    for fun, kwargs in (("lp_pool2d", {"norm_type": 2.0}), ("lse_pool2d", {"r": 1.0}),
+    for fun, kwargs in (("lp_pool2d", {"norm_type": 2.0}), ("log_mean_exp_pool2d", {"r": 1.0}),
                         ("mixed_pool2d", {"alpha": 0.5})):  # fmt: skip
         ((name, value),) = kwargs.items()
         for lead, channels in (((4,), 4), ((2, 4), 4), ((2, 3, 4), 4), ((3, 1), 1)):

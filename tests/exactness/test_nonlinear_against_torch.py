@@ -24,9 +24,9 @@ def test_outputs(dtype: str) -> None:
     weighted = (tiles.softmax(-1) * tiles).sum(-1)
     pairs = [
         (poolgrad.soft_pool2d(x, 3), weighted),
-        (poolgrad.lse_pool2d(x, 3), tiles.logsumexp(-1) - means),
-        (poolgrad.lse_pool2d(x, 3, r=-2.5), ((-2.5 * tiles).logsumexp(-1) - means) / -2.5),
-        (poolgrad.global_lse_pool(x), exact.flatten(2).logsumexp(-1) - math.log(144)),
+        (poolgrad.log_mean_exp_pool2d(x, 3), tiles.logsumexp(-1) - means),
+        (poolgrad.log_mean_exp_pool2d(x, 3, r=-2.5), ((-2.5 * tiles).logsumexp(-1) - means) / -2.5),
+        (poolgrad.global_log_mean_exp_pool(x), exact.flatten(2).logsumexp(-1) - math.log(144)),
     ]
     for p in (1.0, 2.0, 3.0, 2.5, 7.25):
         norm = torch.nn.functional.lp_pool2d(exact, p, 3)
@@ -65,7 +65,7 @@ def test_gradients(seed: int) -> None:
             (tiles * tiles).sum(-1) / tiles.sum(-1),
             math.inf,
         ),
-        (poolgrad.lse_pool2d(leaf, 3, r=2.0), (2 * tiles).logsumexp(-1) / 2, 6),
+        (poolgrad.log_mean_exp_pool2d(leaf, 3, r=2.0), (2 * tiles).logsumexp(-1) / 2, 6),
         (poolgrad.mixed_pool2d(leaf, 3, alpha=0.3), 0.3 * tiles.amax(-1) + 0.7 * tiles.mean(-1), 6),
         (poolgrad.lp_pool2d(leaf, p.flatten(), 3), (tiles ** p[..., None]).sum(-1) ** (1 / p), 6),
         *(

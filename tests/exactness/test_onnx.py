@@ -187,7 +187,7 @@ def test_global_norm(front: Front, sizes: tuple[int, ...], p: int) -> None:
     """By ONNX Runtime alone: the reference implementation has none."""
     x = image(sizes)
     (expected,) = by_runtime("GlobalLpPool", x, p=p)
-    y = front.run("global_lp_pool", x, True, norm_type=float(p))
+    y = front.run("global_lp_pool", x, keepdims=True, norm_type=float(p))
     np.testing.assert_allclose(y, expected, rtol=2e-6)
 
 
@@ -196,9 +196,11 @@ def test_global_maximum_and_average(front: Front, sizes: tuple[int, ...]) -> Non
     """By ONNX Runtime alone: the reference takes two axes to be pooled, however many there are."""
     x, peer = image(sizes), by_runtime
     (most,) = peer("GlobalMaxPool", x)
-    np.testing.assert_array_equal(front.run("global_max_pool", x, True), most)
+    np.testing.assert_array_equal(front.run("global_max_pool", x, keepdims=True), most)
     (mean,) = peer("GlobalAveragePool", x)
-    np.testing.assert_allclose(front.run("global_avg_pool", x, True), mean, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        front.run("global_avg_pool", x, keepdims=True), mean, rtol=1e-5, atol=1e-7
+    )
 
 
 @peers

@@ -155,10 +155,10 @@ def test_functions_come_in_the_order_of_the_docs() -> None:
     families = list(dict.fromkeys(name.removesuffix("d").rstrip("123") for name in FUNCTIONS))
     assert families == [
         *("max_pool", "relu_max_pool", "min_pool", "median_pool", "stochastic_pool"),
-        *("avg_pool", "lp_pool", "lse_pool", "soft_pool", "mixed_pool"),
+        *("avg_pool", "lp_pool", "log_mean_exp_pool", "soft_pool", "mixed_pool"),
         *("range_pool", "lip_pool"),
         *("adaptive_max_pool", "adaptive_avg_pool"),
-        *("global_max_pool", "global_avg_pool", "global_lp_pool", "global_lse_pool"),
+        *("global_max_pool", "global_avg_pool", "global_lp_pool", "global_log_mean_exp_pool"),
         *("fractional_max_pool", "max_unpool"),
     ]
 

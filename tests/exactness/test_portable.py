@@ -56,7 +56,7 @@ def _vjp(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
 
 
 STRICT = Front("array API", _run, _vjp, _run)
-NONLINEAR = ("lp_", "lse_", "soft_", "mixed_", "global_lp_", "global_lse_")
+NONLINEAR = ("lp_", "log_mean_exp_", "soft_", "mixed_", "global_lp_", "global_log_mean_exp_")
 _STRICT_DTYPES = (np.float32, np.float64, *INTEGERS)
 
 
@@ -96,9 +96,9 @@ LIMITS: dict[str, tuple[Any, dict[str, Any]]] = {
     "norm": (poolgrad.lp_pool2d, {"norm_type": 3.0}),
     "largest": (poolgrad.lp_pool2d, {"norm_type": INF}),
     "power mean": (poolgrad.lp_pool2d, {"norm_type": 0.5, "mean": True}),
-    "lse": (poolgrad.lse_pool2d, {"r": 100.0}),
-    "lse, negative": (poolgrad.lse_pool2d, {"r": -3.0}),
-    "lse, small": (poolgrad.lse_pool2d, {"r": 1e-4}),
+    "log_mean_exp": (poolgrad.log_mean_exp_pool2d, {"r": 100.0}),
+    "log_mean_exp, negative": (poolgrad.log_mean_exp_pool2d, {"r": -3.0}),
+    "log_mean_exp, small": (poolgrad.log_mean_exp_pool2d, {"r": 1e-4}),
     "soft": (poolgrad.soft_pool2d, {}),
     "maximum": (poolgrad.mixed_pool2d, {"alpha": 1.0}),
     "average": (poolgrad.mixed_pool2d, {"alpha": 0.0}),
@@ -353,11 +353,11 @@ def test_cotangents_and_operands_that_are_refused() -> None:
     with pytest.raises(TypeError, match="x must be of a floating dtype to have a gradient"):
         poolgrad.vjp(poolgrad.max_pool2d, strict.ones((2, 2), dtype=strict.int32), 2)
     with pytest.raises(ValueError, match="r must be a number or one for each of 2 channels"):
-        poolgrad.lse_pool2d(x, 2, r=strict.ones(3))
+        poolgrad.log_mean_exp_pool2d(x, 2, r=strict.ones(3))
     with pytest.raises(
         TypeError, match="r must be a real number or an array of real numbers, got bool"
     ):
-        poolgrad.lse_pool2d(x, 2, r=strict.asarray(True))
+        poolgrad.log_mean_exp_pool2d(x, 2, r=strict.asarray(True))
     with pytest.raises(ValueError, match="norm_type must be positive"):
         poolgrad.lp_pool2d(x, -1.0, 2)
     with pytest.raises(TypeError, match="generator must be a"):

@@ -60,7 +60,7 @@ def test_the_draw_is_the_documented_one(front: Front, seed: int) -> None:
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
-@pytest.mark.parametrize("args", [(2,), (3, 2, 1), (3, 1), (4, 3, 2, 1, True)], ids=repr)
+@pytest.mark.parametrize("args", [(2,), (3, 2, 1), (3, 1), (4, 3, 2)], ids=repr)
 def test_threads_and_frameworks_draw_the_same(dims: int, args: Any) -> None:
     x = activations(SHAPES[dims])
     made = []
@@ -69,7 +69,7 @@ def test_threads_and_frameworks_draw_the_same(dims: int, args: Any) -> None:
             poolgrad.set_num_threads(threads)
             if torch is not None:
                 torch.set_num_threads(threads)
-            made.append(draw(front, x, *args))
+            made.append(draw(front, x, *args, ceil_mode=len(args) > 1))
     for y, indices in made[1:]:
         np.testing.assert_array_equal(indices, made[0][1])
         np.testing.assert_array_equal(y, made[0][0])

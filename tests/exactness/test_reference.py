@@ -101,7 +101,7 @@ def test_large_windows(kind: str, kernel: tuple[int, int], dilation: int, stride
 
 
 @pytest.mark.parametrize("kernel", [(9, 9), (40, 3), (1, 40)], ids=str)
-@pytest.mark.parametrize("kind", ["min", "median", "lp", "lse", "soft", "mixed"])
+@pytest.mark.parametrize("kind", ["min", "median", "lp", "log_mean_exp", "soft", "mixed"])
 def test_large_windows_of_others(kind: str, kernel: tuple[int, int]) -> None:
     compare_large(kind, kernel, 1, 3)
 
@@ -116,7 +116,9 @@ def compare_large(kind: str, kernel: tuple[int, int], dilation: int, stride: int
         "dilation": dilation,
         "channels_last": True,
     }
-    kwargs |= {"lp": {"norm_type": 2.5}, "lse": {"r": 1.5}, "mixed": {"alpha": 0.25}}.get(kind, {})
+    kwargs |= {"lp": {"norm_type": 2.5}, "log_mean_exp": {"r": 1.5}, "mixed": {"alpha": 0.25}}.get(
+        kind, {}
+    )
     compare(Case(f"{kind}_pool2d", x, (), kwargs), fronts)
     kwargs["channels_last"] = False
     compare(Case(f"{kind}_pool2d", x.transpose(0, 3, 1, 2).copy(), (), kwargs), fronts)
@@ -185,7 +187,7 @@ def test_the_textbooks_average_against_sliding_windows(made: tuple[Case, Any]) -
 @pytest.mark.parametrize("name", ["norm_type", "r", "alpha"])
 def test_one_number_for_an_input_without_channels(name: str) -> None:
     """Such an input has one channel: an array of one number is accepted, with a gradient alike."""
-    fun = {"norm_type": "lp_pool2d", "r": "lse_pool2d", "alpha": "mixed_pool2d"}[name]
+    fun = {"norm_type": "lp_pool2d", "r": "log_mean_exp_pool2d", "alpha": "mixed_pool2d"}[name]
     x = np.random.default_rng(0).random((6, 6))
     given: dict[str, Any] = {"kernel_size": 2, name: np.array([3.0])}
     y, pullback = reference.vjp(getattr(reference, fun), x, **given)
@@ -200,7 +202,7 @@ def test_one_number_for_an_input_without_channels(name: str) -> None:
 @pytest.mark.parametrize("name", ["norm_type", "r", "alpha"])
 def test_one_number_for_a_tensor_without_channels(name: str) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    fun = {"norm_type": "lp_pool2d", "r": "lse_pool2d", "alpha": "mixed_pool2d"}[name]
+    fun = {"norm_type": "lp_pool2d", "r": "log_mean_exp_pool2d", "alpha": "mixed_pool2d"}[name]
     x = torch.rand(4, 4, dtype=torch.float64, requires_grad=True)
     theta = torch.tensor([3.0], dtype=torch.float64, requires_grad=True)
 

@@ -77,13 +77,14 @@ BY_HAND = [
     ByHand("lp", (False,), [3e200, 4e200], 5e200, [3 / 5, 4 / 5], {"theta": 2.0},
            2.5e200 * (9 / 25 * LN3 + 16 / 25 * 2 * LN2 - np.log(5))),
     # log((1 + 3) / 2) = ln 2; weights 1 : 3; dr = 3/4 ln 3 - ln 2
-    ByHand("lse", (), [0.0, LN3], LN2, [1 / 4, 3 / 4], {"theta": 1.0}, 0.75 * LN3 - LN2),
+    ByHand("log_mean_exp", (), [0.0, LN3], LN2, [1 / 4, 3 / 4], {"theta": 1.0}, 0.75 * LN3 - LN2),
     # -log((1 + 3) / 2): the same, turned round
-    ByHand("lse", (), [0.0, -LN3], -LN2, [1 / 4, 3 / 4], {"theta": -1.0}, 0.75 * LN3 - LN2),
+    ByHand("log_mean_exp", (), [0.0, -LN3], -LN2, [1 / 4, 3 / 4], {"theta": -1.0},
+           0.75 * LN3 - LN2),
     # log((1 + 3) / 2) / 2
-    ByHand("lse", (), [5.0, 5 + LN3 / 2], 5 + LN2 / 2, [1 / 4, 3 / 4], {"theta": 2.0},
+    ByHand("log_mean_exp", (), [5.0, 5 + LN3 / 2], 5 + LN2 / 2, [1 / 4, 3 / 4], {"theta": 2.0},
            (3 / 8 * LN3 - LN2 / 2) / 2),
-    ByHand("lse", (), [1000.0, 1000 + LN3], 1000 + LN2, [1 / 4, 3 / 4], {"theta": 1.0},
+    ByHand("log_mean_exp", (), [1000.0, 1000 + LN3], 1000 + LN2, [1 / 4, 3 / 4], {"theta": 1.0},
            0.75 * LN3 - LN2),
     # weights 1 : 3; y = 3/4 ln 3
     ByHand("soft", (), [0.0, LN3], 0.75 * LN3,
@@ -152,7 +153,7 @@ def test_windows_without_input(dtype: str, lowest: Any, highest: Any) -> None:
     ("function", "args", "refuses"),
     [
         ("median_pool1d", (), True),
-        ("lse_pool1d", (), True),
+        ("log_mean_exp_pool1d", (), True),
         ("soft_pool1d", (), True),
         ("stochastic_pool1d", (), True),
         ("mixed_pool1d", (), True),
@@ -187,7 +188,7 @@ def test_a_nan_makes_a_blend_nan() -> None:
     x = [1.0, NAN, 3.0]
     for theta in (0.5, 1.0, 2.0, INF):
         assert np.isnan(pool("lp", x, False, theta=theta).y)
-    assert np.isnan(pool("lse", x, theta=-2.0).y)
+    assert np.isnan(pool("log_mean_exp", x, theta=-2.0).y)
     assert np.isnan(pool("soft", x).y)
     assert np.isnan(pool("expected", x).y)
     assert np.isnan(pool("mixed", x, True, theta=0.5).y)
@@ -252,7 +253,7 @@ def test_every_function_takes_every_float(name: str, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float32])
-@pytest.mark.parametrize("name", ["soft", "lse", "stochastic"])
+@pytest.mark.parametrize("name", ["soft", "log_mean_exp", "stochastic"])
 def test_only_the_result_is_rounded(name: str, dtype: Any) -> None:
     x = np.random.default_rng(0).standard_normal((3, 12)).astype(dtype)
     kwargs = {"training": False} if name == "stochastic" else {}

@@ -20,7 +20,7 @@ DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("global_avg_pool", (), {}),
     ("global_lp_pool", (), {"norm_type": 2.5}),
-    ("global_lse_pool", (), {"r": 1.5}),
+    ("global_log_mean_exp_pool", (), {"r": 1.5}),
     ("adaptive_avg_pool2d", (1,), {}),
     ("adaptive_avg_pool2d", ((3, 1),), {}),
     ("adaptive_avg_pool2d", ((5, 7),), {}),
@@ -33,8 +33,8 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("avg_pool2d", ((20, 20), (20, 3)), {}),
     ("lp_pool2d", (2.0, 3, 2), {}),
     ("lp_pool2d", (2.5, 20), {}),
-    ("lse_pool2d", (3, 2), {}),
-    ("lse_pool2d", (20, 20), {}),
+    ("log_mean_exp_pool2d", (3, 2), {}),
+    ("log_mean_exp_pool2d", (20, 20), {}),
     ("soft_pool2d", (2,), {}),
     ("soft_pool2d", ((2, 20),), {}),
     ("mixed_pool2d", (3, 2), {"alpha": 0.3}),
@@ -140,7 +140,7 @@ def test_bits_of_broadcast_arrays_are_those_of_their_copies(
 
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
-@pytest.mark.parametrize("name", ["global_avg_pool", "global_lp_pool", "global_lse_pool"])
+@pytest.mark.parametrize("name", ["global_avg_pool", "global_lp_pool", "global_log_mean_exp_pool"])
 def test_bits_of_large_planes_do_not_depend_on_strides(name: str, dtype: Any, last: bool) -> None:
     """Planes that are too large to be copied whole, and enough of them for several threads."""
     x = (np.random.default_rng(0).standard_normal((2, 9, 101, 67)) + 0.5).astype(dtype)
@@ -151,13 +151,16 @@ def test_bits_of_large_planes_do_not_depend_on_strides(name: str, dtype: Any, la
     assert not differ, f"other bits for strides {differ} than for {x.strides}"
 
 
-@pytest.mark.parametrize("name", ["lp_pool2d", "lse_pool2d", "mixed_pool2d"])
+LEARNED = {"lp_pool2d": "norm_type", "log_mean_exp_pool2d": "r", "mixed_pool2d": "alpha"}
+
+
+@pytest.mark.parametrize("name", LEARNED)
 def test_gradients_of_learned_arguments_of_tensors(name: str) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    pool, learned = getattr(poolgrad, name), {"lp": "norm_type", "lse": "r", "mixed": "alpha"}
+    pool = getattr(poolgrad, name)
     numbers = torch.linspace(0.3, 0.9, 4, dtype=torch.float64, requires_grad=True)
     x = torch.rand(3, 4, 57, 56, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    y = pool(x, kernel_size=2, **{learned[name.split("_", maxsplit=1)[0]]: numbers})
+    y = pool(x, kernel_size=2, **{LEARNED[name]: numbers})
     gy = torch.sin(torch.arange(y.numel(), dtype=torch.float64)).reshape(y.shape)
     (expected,) = torch.autograd.grad(y, numbers, gy, retain_graph=True)
     for order in ((0, 1, 3, 2), (1, 2, 3, 0), (0, 2, 3, 1)):
@@ -168,14 +171,14 @@ def test_gradients_of_learned_arguments_of_tensors(name: str) -> None:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-@pytest.mark.parametrize("name", ["lp_pool2d", "lse_pool2d", "mixed_pool2d"])
+@pytest.mark.parametrize("name", LEARNED)
 def test_gradients_of_learned_arguments_of_arrays(name: str, lazy: bool) -> None:
     def turned(a: Any, order: tuple[int, ...]) -> Any:
         return np.ascontiguousarray(a.transpose(order)).transpose(np.argsort(order))
 
     rng, orders = np.random.default_rng(0), [*itertools.permutations(range(4))]
     x, gy = rng.random((4, 18, 15, 18)), rng.standard_normal((4, 18, 7, 9))
-    learned = {"lp": "norm_type", "lse": "r", "mixed": "alpha"}[name.split("_", maxsplit=1)[0]]
+    learned = LEARNED[name]
     found = set()
     for order in ((0, 1, 2, 3), (0, 2, 3, 1), (2, 3, 0, 1)):
         given = turned(x, order)

@@ -149,7 +149,7 @@ def test_a_matrix_is_pasted(page: Page) -> None:
 
 
 OPERATORS = {  # the value of [[1, 3], [2, 0.5]]
-    "max": "3", "min": "0.5", "median": "1", "avg": "1.625", "lp": "3.775", "lse": "2.074",
+    "max": "3", "min": "0.5", "median": "1", "avg": "1.625", "lp": "3.775", "log_mean_exp": "2.074",
     "soft": "2.468", "mixed": "2.313",
 }  # fmt: skip
 
@@ -166,7 +166,7 @@ def test_every_operator_can_be_chosen(page: Page, operator: str) -> None:
         assert numbers(page, "y") == ["1.625"]
         fill(page, "norm_type", "-1")
         assert "norm_type" in complaint(page).lower()
-    if operator == "lse":
+    if operator == "log_mean_exp":
         fill(page, "r", "1000")
         assert numbers(page, "y") == ["2.999"]
     if operator == "mixed":

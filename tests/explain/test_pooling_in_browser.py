@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 CASES = 2_000
-NAMES = ["max", "min", "median", "avg", "lp", "lse", "soft", "mixed"]
+NAMES = ["max", "min", "median", "avg", "lp", "log_mean_exp", "soft", "mixed"]
 KINDS = [*NAMES, "adaptive_max", "adaptive_avg", "max_unpool", "global_max", "global_avg"]
-KINDS += ["global_lp", "global_lse"]
+KINDS += ["global_lp", "global_log_mean_exp"]
 EXACT = ("max", "min", "median", "unpool")
 ULP = 2.0**-52
 
@@ -105,7 +105,7 @@ def call(random: np.random.Generator, kind: str) -> tuple[Any, Any, dict[str, An
     if name == "lp":
         options["norm_type"] = float(random.choice([1, 1.5, 2, 3, 10, np.inf]))
         options["mean"] = bool(random.integers(2))
-    if name == "lse":
+    if name == "log_mean_exp":
         options["r"] = float(random.choice([1, -1, 0.1, 8]))
     if name == "mixed":
         options["alpha"] = float(random.choice([0, 0.25, 0.5, 1]))
@@ -252,7 +252,7 @@ CALLS: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
         {"kernel_size": 3, "padding": ((1, 0), (0, 2)), "count_include_pad": False},
     ),
     "lp": ("lp_pool2d", (1, 1, 4, 4), {"kernel_size": 2, "norm_type": 3.0, "mean": True}),
-    "lse": ("lse_pool1d", (1, 1, 6), {"kernel_size": 3, "r": -2.0}),
+    "log_mean_exp": ("log_mean_exp_pool1d", (1, 1, 6), {"kernel_size": 3, "r": -2.0}),
     "soft": ("soft_pool2d", (1, 1, 4, 4), {"kernel_size": 2}),
     "mixed": ("mixed_pool2d", (1, 1, 4, 4), {"kernel_size": 2, "alpha": 0.25}),
     "adaptive": ("adaptive_max_pool2d", (1, 1, 5, 5), {"output_size": (2, 3)}),

@@ -26,8 +26,8 @@ from jax_calls import CLOSE, WEIGHTED, known  # noqa: E402
 import poolgrad  # noqa: E402
 
 KINDS = (
-    "max", "relu_max", "min", "median", "max_unpool", "avg", "lp", "lse", "soft", "expected",
-    "mixed", "adaptive_max", "adaptive_avg", "global_max", "global_lp",
+    "max", "relu_max", "min", "median", "max_unpool", "avg", "lp", "log_mean_exp", "soft",
+    "expected", "mixed", "adaptive_max", "adaptive_avg", "global_max", "global_lp",
 )  # fmt: skip
 # Chunks that are contiguous once the kernels can read them, on which the order of sums depends.
 _HELD = ("contiguous", "read-only", "byte-swapped", "record-field", "unaligned")

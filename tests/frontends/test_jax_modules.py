@@ -81,10 +81,13 @@ def test_a_module_calls_its_function(name: str) -> None:
 def test_signature_documentation_and_copies(name: str) -> None:
     kind, pool = getattr(nn, name), made(name)
     own, function = inspect.signature(kind).parameters, function_of(name)
-    left_out = ("x", "out", "generator", "_random_samples", "indices", "logits")
+    left_out = ("x", "out", "dim", "generator", "_random_samples", "indices", "logits")
     left_out += ("output_size",) if name.startswith("MaxUnpool") else ()
     kept = [p for p in inspect.signature(function).parameters.values() if p.name not in left_out]
-    assert [*own] == [p.name for p in kept]
+    if name.startswith("MaxPool"):  # in the order of torch.nn
+        assert own.keys() == {p.name for p in kept}
+    else:
+        assert [*own] == [p.name for p in kept]
     assert own.keys() == {f.name for f in dataclasses.fields(kind)}
     for p in kept:
         assert own[p.name].default == (True if p.name == "channels_last" else p.default)
@@ -127,10 +130,10 @@ def test_global_modules_take_any_leading_axes() -> None:
 
 LEARNED = {
     "lp": lambda p: nn.LPPool2d(p, 2),
-    "lse": lambda p: nn.LSEPool2d(2, r=p),
+    "log_mean_exp": lambda p: nn.LogMeanExpPool2d(2, r=p),
     "mixed": lambda p: nn.MixedPool2d(2, alpha=p),
     "global lp": lambda p: nn.GlobalLPPool2d(norm_type=p, mean=True),
-    "global lse": lambda p: nn.GlobalLSEPool2d(r=p),
+    "global log_mean_exp": lambda p: nn.GlobalLogMeanExpPool2d(r=p),
 }
 
 
@@ -232,7 +235,7 @@ def test_without_training_it_is_the_mean() -> None:
         (lambda: nn.LPPool2d(True, 2), "norm_type must be a real number"),
         (lambda: nn.LPPool2d("two", 2), "norm_type must be a real number"),
         (lambda: nn.LPPool2d(jnp.ones(3, bool), 2), "norm_type must be a real number"),
-        (lambda: nn.LSEPool2d(2, r=0.0), "r must not be 0"),
+        (lambda: nn.LogMeanExpPool2d(2, r=0.0), "r must not be 0"),
         (lambda: nn.MixedPool2d(2, alpha=jnp.inf), "alpha must be finite"),
         (lambda: nn.MixedPool2d(2, alpha=jnp.ones((2, 2))), r"alpha must be .* shape \(2, 2\)"),
     ],

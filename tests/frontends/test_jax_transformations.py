@@ -35,7 +35,7 @@ CALLS: dict[str, Any] = {
 }
 LEARNED: dict[str, Any] = {
     "lp": lambda x, p: poolgrad.lp_pool1d(x, p, 2),
-    "lse": lambda x, r: poolgrad.lse_pool1d(x, 2, r=r),
+    "log_mean_exp": lambda x, r: poolgrad.log_mean_exp_pool1d(x, 2, r=r),
     "mixed": lambda x, a: poolgrad.mixed_pool2d(x, 2, alpha=a),
 }
 

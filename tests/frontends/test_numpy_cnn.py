@@ -16,7 +16,7 @@ pytest.importorskip("sklearn")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT, NOTEBOOK = EXAMPLES / "numpy_cnn.py", EXAMPLES / "numpy_cnn.ipynb"
-POOLS = ["max", "avg", "lse", "soft", "median"]
+POOLS = ["max", "avg", "log_mean_exp", "soft", "median"]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_only_gradients_of_parameters_are_averaged_over_the_batch(cnn: dict[str,
 
 
 def test_the_command_line(cnn: dict[str, Any], monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setattr(sys, "argv", ["numpy_cnn.py", "--check", "--pool", "lse"])
+    monkeypatch.setattr(sys, "argv", ["numpy_cnn.py", "--check", "--pool", "log_mean_exp"])
     with pytest.raises(SystemExit) as end:
         cnn["main"]()
     assert end.value.code == 0

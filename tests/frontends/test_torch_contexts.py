@@ -126,7 +126,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "median": lambda x: poolgrad.median_pool2d(x, 3),
     "avg": lambda x: poolgrad.avg_pool2d(x, 2, padding=1),
     "lp, a list": lambda x: poolgrad.lp_pool2d(x, [2.0, 3.0], 2),
-    "lse, an array": lambda x: poolgrad.lse_pool2d(x, 2, r=[0.5, 2]),
+    "log_mean_exp, an array": lambda x: poolgrad.log_mean_exp_pool2d(x, 2, r=[0.5, 2]),
     "mixed": lambda x: poolgrad.mixed_pool2d(x, 2, alpha=0.25),
     "soft": lambda x: poolgrad.soft_pool2d(x, 2),
     "stochastic": lambda x: poolgrad.stochastic_pool2d(x, 2, generator=3),
@@ -166,7 +166,7 @@ INFERENCE = FUNCTIONS | {
     "indices": lambda x: poolgrad.max_pool2d(x, 2, return_indices=True)[0],
     "large": lambda x: poolgrad.max_pool2d(x.tile(64, 64), 2),
     "lp": lambda x: poolgrad.lp_pool2d(x, 3.0, 2),
-    "learned": lambda x: poolgrad.lse_pool2d(x, 2, r=torch.ones(2, requires_grad=True)),
+    "learned": lambda x: poolgrad.log_mean_exp_pool2d(x, 2, r=torch.ones(2, requires_grad=True)),
     "negative view": lambda x: poolgrad.soft_pool2d(torch._neg_view(x), 2),
     "regions": lambda x: poolgrad.roi_align(x, torch.tensor([[0, 1.0, 1.0, 4.0, 5.0]]), 2),
     "accelerate": _accelerated,
@@ -214,7 +214,7 @@ def test_numbers_of_a_module_need_no_device() -> None:
 FAKE = {
     "max": lambda x: poolgrad.max_pool2d(x, 2),
     "lp": lambda x: poolgrad.lp_pool2d(x, 2.0, 2),
-    "lse": lambda x: poolgrad.lse_pool2d(x, 2, r=1.5),
+    "log_mean_exp": lambda x: poolgrad.log_mean_exp_pool2d(x, 2, r=1.5),
     "lip": lambda x: poolgrad.lip_pool2d(x, x, 2),
     "global_lp": lambda x: poolgrad.global_lp_pool(x, norm_type=2.0),
     "stochastic": lambda x: poolgrad.stochastic_pool2d(x, 2),
@@ -242,7 +242,7 @@ def test_fake_tensors_outside_their_mode(pool: Any) -> None:
     assert pool(fake).shape == pool(x).shape
 
 
-@pytest.mark.parametrize("name", ["lse", "soft", "mixed"])
+@pytest.mark.parametrize("name", ["log_mean_exp", "soft", "mixed"])
 def test_second_derivatives_of_fake_tensors_outside_their_mode(name: str) -> None:
     x = torch._subclasses.FakeTensorMode().from_tensor(torch.rand(2, 3, 8, 8))
     x.requires_grad_()
@@ -255,10 +255,10 @@ def test_second_derivatives_of_fake_tensors_outside_their_mode(name: str) -> Non
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("LSEPool2d", {"kernel_size": 2, "r": [1.0, 2.0]}),
+        ("LogMeanExpPool2d", {"kernel_size": 2, "r": [1.0, 2.0]}),
         ("MixedPool2d", {"kernel_size": 2, "alpha": [0.1, 0.2]}),
         ("GlobalLPPool2d", {"norm_type": [1.0, 2.0]}),
-        ("LSEPool2d", {"kernel_size": 2, "r": None}),
+        ("LogMeanExpPool2d", {"kernel_size": 2, "r": None}),
     ],
 )
 def test_learned_arguments_in_fake_mode(name: str, arguments: dict[str, Any]) -> None:

@@ -183,7 +183,7 @@ def test_vmap_of_indices(ties: str, dim: int) -> None:
 IMAGE = tied(2, 3, 6, 6)
 DRAWN: dict[str, Callable[[Any], Any]] = {
     "lp": lambda x: poolgrad.lp_pool2d(x, 3.0, 2),
-    "lse": lambda x: poolgrad.lse_pool2d(x, 2, r=torch.ones(3, dtype=x.dtype)),
+    "log_mean_exp": lambda x: poolgrad.log_mean_exp_pool2d(x, 2, r=torch.ones(3, dtype=x.dtype)),
     "range": lambda x: poolgrad.range_pool2d(x, 2),
     "stochastic": lambda x: poolgrad.stochastic_pool2d(x, 2, generator=1),
     "roi_align": lambda x: poolgrad.roi_align(x, torch.zeros(2, 5), 2),
@@ -223,7 +223,7 @@ def test_vmap_of_an_empty_batch(pool: Pool) -> None:
 @pytest.mark.parametrize(
     "pool",
     [
-        lambda r: poolgrad.lse_pool2d(IMAGE, 2, r=r[0, :3]),
+        lambda r: poolgrad.log_mean_exp_pool2d(IMAGE, 2, r=r[0, :3]),
         lambda b: poolgrad.roi_align(IMAGE, b, 2),
         lambda b: poolgrad.roi_pool(IMAGE, b, 2),
     ],

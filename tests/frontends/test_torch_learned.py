@@ -20,10 +20,10 @@ import poolgrad.torch as layers  # noqa: E402
 
 KINDS = {
     "LPPool": ("norm_type", {"kernel_size": 2, "mean": True}),
-    "LSEPool": ("r", {"kernel_size": 2}),
+    "LogMeanExpPool": ("r", {"kernel_size": 2}),
     "MixedPool": ("alpha", {"kernel_size": 2}),
     "GlobalLPPool": ("norm_type", {"mean": True}),
-    "GlobalLSEPool": ("r", {}),
+    "GlobalLogMeanExpPool": ("r", {}),
 }
 CHANNELS = 3
 each_module = pytest.mark.parametrize(
@@ -193,10 +193,10 @@ def test_is_made_without_values() -> None:
 
 def test_repr_says_what_is_learned() -> None:
     assert repr(layers.GlobalLPPool2d(parameter(), mean=True)) == (
-        "GlobalLPPool2d(norm_type=Parameter of shape (3,), keepdims=False, mean=True)"
+        "GlobalLPPool2d(norm_type=Parameter of shape (3,), mean=True)"
     )
-    assert "r=Tensor of shape ()" in repr(layers.LSEPool1d(2, r=torch.tensor(2.0)))
-    assert "r=" not in repr(layers.LSEPool1d(2))
+    assert "r=Tensor of shape ()" in repr(layers.LogMeanExpPool1d(2, r=torch.tensor(2.0)))
+    assert "r=" not in repr(layers.LogMeanExpPool1d(2))
     assert "alpha=0.1" in repr(layers.MixedPool3d(2, alpha=0.1))
 
 

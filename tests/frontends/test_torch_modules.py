@@ -27,11 +27,13 @@ UNPOOL = [f"MaxUnpool{dims}d" for dims in (1, 2, 3)]
 PYTORCHS = [*NAMES, *FRACTIONAL, *UNPOOL]
 OURS = [
     f"{kind}Pool{dims}d"
-    for kind in ("ReLUMax", "Min", "Median", "Stochastic", "LSE", "Soft", "Mixed")
+    for kind in ("ReLUMax", "Min", "Median", "Stochastic", "LogMeanExp", "Soft", "Mixed")
     for dims in (1, 2, 3)
 ]
 COMPOSED = [f"{kind}Pool{dims}d" for kind in ("Range", "Lip") for dims in (1, 2, 3)]
-GLOBAL = [f"Global{kind}Pool{dims}d" for kind in ("Max", "Avg", "LP", "LSE") for dims in (1, 2, 3)]
+GLOBAL = [
+    f"Global{kind}Pool{dims}d" for kind in ("Max", "Avg", "LP", "LogMeanExp") for dims in (1, 2, 3)
+]
 EVERY = [*PYTORCHS, *OURS, *COMPOSED, *GLOBAL]
 
 
@@ -112,11 +114,37 @@ def test_constructor_is_pytorchs(name: str) -> None:
     assert len(ours) >= len(theirs)
 
 
-@pytest.mark.parametrize("kind", ["Min", "Median"])
+@pytest.mark.parametrize("kind", ["Min", "Median", "ReLUMax"])
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_what_selects_takes_what_a_maximum_takes(kind: str, dims: int) -> None:
     ours, maximum = (inspect.signature(getattr(layers, f"{k}Pool{dims}d")) for k in (kind, "Max"))
-    assert ours == maximum
+    assert ours.parameters.keys() == maximum.parameters.keys()
+
+
+def positional(function: Any) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
+@pytest.mark.parametrize("name", [n for n in EVERY if n not in PYTORCHS])
+def test_other_positional_arguments_are_the_windows(name: str) -> None:
+    before = {"LipPool": ["logits"], "GlobalLPPool": ["norm_type"]}.get(name[:-2], [])
+    windows = [] if name in GLOBAL else ["kernel_size", "stride", "padding"]
+    assert positional(getattr(poolgrad, function_of(name))) == ["x", *before, *windows]
+    assert positional(getattr(layers, name)) == [*(n for n in before if n != "logits"), *windows]
+
+
+def test_calls_in_the_order_of_pytorch() -> None:
+    x = torch.rand(1, 2, 9, 9)
+    y, indices = poolgrad.max_pool2d(x, 3, 2, 1, 1, True, True)
+    expected, positions = nn.functional.max_pool2d(x, 3, 2, 1, 1, True, True)
+    assert torch.equal(y, expected)
+    assert torch.equal(indices, positions)
+    torch.testing.assert_close(
+        poolgrad.avg_pool2d(x, 3, 2, 1, True, False),
+        nn.functional.avg_pool2d(x, 3, 2, 1, True, False),
+    )
+    torch.testing.assert_close(poolgrad.lp_pool2d(x, 2, 3, 2), nn.functional.lp_pool2d(x, 2, 3, 2))
 
 
 @pytest.mark.parametrize("name", PYTORCHS)
@@ -261,9 +289,7 @@ def test_repr_shows_extras_that_differ_from_their_defaults() -> None:
     assert "channels_last=True" in shown
     assert "dilation=2" in repr(layers.AvgPool2d(2, dilation=2))
     assert repr(layers.GlobalAvgPool2d(keepdims=True)) == "GlobalAvgPool2d(keepdims=True)"
-    assert (
-        repr(layers.GlobalMaxPool1d(ties="zero")) == "GlobalMaxPool1d(keepdims=False, ties='zero')"
-    )
+    assert repr(layers.GlobalMaxPool1d(ties="zero")) == "GlobalMaxPool1d(ties='zero')"
     assert "norm_type=3.0, " in repr(layers.LPPool2d(np.float64(3), 2))
     assert "padding='same'" in repr(layers.MaxPool2d(3, padding="same"))
     assert repr(layers.LPPool1d(3, 2, mean=True)) == (
@@ -354,7 +380,7 @@ def test_bad_sizes_are_refused_when_the_layer_is_made(name: str) -> None:
 
 def by_torch(name: str, x: torch.Tensor, axes: tuple[int, ...], keepdim: bool) -> torch.Tensor:
     kind = name[len("Global") : -len("Pool2d")]
-    if kind == "LSE":
+    if kind == "LogMeanExp":
         return (x.exp().mean(axes, keepdim=keepdim)).log()
     norm = torch.linalg.vector_norm
     return {"Max": torch.amax, "Avg": torch.mean, "LP": lambda *a, **k: norm(a[0], 2, a[1], **k)}[

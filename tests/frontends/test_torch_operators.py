@@ -205,13 +205,13 @@ def everything(x: Any, p: Any, samples: Any) -> Any:
     for part in (
         poolgrad.median_pool2d(x, 3, 2, 1, ties="split"),
         poolgrad.lp_pool2d(x, p, 3, 2),
-        poolgrad.lse_pool2d(x, 3, r=p),
+        poolgrad.log_mean_exp_pool2d(x, 3, r=p),
         poolgrad.soft_pool2d(x, 3, 1, 1),
         poolgrad.stochastic_pool2d(x, 2, training=False),
         poolgrad.mixed_pool2d(x, 3, 2, 1, alpha=p - 1),
         poolgrad.fractional_max_pool2d(x, 2, 3, _random_samples=samples),
         poolgrad.global_lp_pool(x, norm_type=p, mean=True),
-        poolgrad.global_lse_pool(x, r=p),
+        poolgrad.global_log_mean_exp_pool(x, r=p),
     ):
         total = total + (part * part).sum()
     return total
@@ -256,7 +256,7 @@ CHECKED = {  # what an operator takes beside the input, and its options
     "fractional_max": ((torch.tensor([0.25, 0.5] * 6),), ("zero", "bytes")),
     "max_unpool": ((torch.arange(120).reshape(2, 3, 4, 5) % 20,), ()),
     "lp": ((torch.tensor([1.5, 2.0, 3.0]),), (True,)),
-    "lse": ((torch.tensor(1.5),), ()),
+    "log_mean_exp": ((torch.tensor(1.5),), ()),
     "soft": ((), ()),
     "expected": ((), ()),
     "mixed": ((torch.tensor(0.5),), (False,)),
@@ -270,7 +270,7 @@ def test_opcheck(name: str) -> None:
     check_op(name, x, *CHECKED[name])
 
 
-@pytest.mark.parametrize("name", ["lp", "lse", "mixed"])
+@pytest.mark.parametrize("name", ["lp", "log_mean_exp", "mixed"])
 def test_opcheck_of_one_number_in_a_vector(name: str) -> None:
     x = torch.ones(2, 3, 4, 5)
     check_op(name, x, (torch.tensor([1.5]),), CHECKED[name][1])
@@ -315,7 +315,9 @@ def test_every_new_operator_is_checked() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["lp_pool2d", "lse_pool2d", "mixed_pool2d", "soft_pool2d"])
+@pytest.mark.parametrize(
+    "name", ["lp_pool2d", "log_mean_exp_pool2d", "mixed_pool2d", "soft_pool2d"]
+)
 def test_autocast(name: str, dtype: torch.dtype) -> None:
     """Pooling keeps what comes in: the small dtype after a convolution, float32 elsewhere."""
     pool, inputs = call(name)
@@ -359,7 +361,9 @@ def test_whole_numbers(name: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(y.double(), expected, rtol=1e-6, atol=0)  # float32
 
 
-@pytest.mark.parametrize("name", ["lp_pool2d", "lse_pool2d", "mixed_pool2d", "global_lp_pool"])
+@pytest.mark.parametrize(
+    "name", ["lp_pool2d", "log_mean_exp_pool2d", "mixed_pool2d", "global_lp_pool"]
+)
 def test_forms_of_a_learned_argument(name: str) -> None:
     pool, (x, _) = call(name)
     forms = [
@@ -391,7 +395,7 @@ def test_forms_of_a_learned_argument(name: str) -> None:
         torch.testing.assert_close(gradient.double(), exact, rtol=2 * ulp, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["lp_pool2d", "lse_pool2d", "mixed_pool2d"])
+@pytest.mark.parametrize("name", ["lp_pool2d", "log_mean_exp_pool2d", "mixed_pool2d"])
 def test_integers_as_learned_arguments(name: str) -> None:
     pool, (x, _) = call(name)
     same(pool(x, torch.tensor(2)), pool(x, 2.0))
@@ -410,7 +414,7 @@ def test_a_generator_of_the_cpu_draws_for_other_devices() -> None:
         assert not torch.equal(generator.get_state(), before)
 
 
-@pytest.mark.parametrize("name", ["lp", "lse", "soft", "mixed"])
+@pytest.mark.parametrize("name", ["lp", "log_mean_exp", "soft", "mixed"])
 def test_nested_forward_mode_is_an_error_for_nonlinear_poolings(name: str) -> None:
     args = (2.0, 2) if name == "lp" else (2,)
     x = torch.rand(1, 1, 4, 4)

@@ -74,6 +74,49 @@ def test_global_and_adaptive_poolings() -> None:
     assert set(poolgrad.adaptive_max_pool2d(x, 2).coords) == {"time", "height", "season"}
 
 
+@pytest.mark.parametrize("kind", ["DataArray", "Variable"])
+def test_named_dimensions_are_pooled_in_place(kind: str) -> None:
+    x = temperature() if kind == "DataArray" else temperature().variable
+    y, indices = poolgrad.max_pool2d(x, (2, 1), dim=("x", "time"), return_indices=True)
+    last = x.transpose("y", "x", "time")
+    expected, positions = poolgrad.max_pool2d(last, (2, 1), return_indices=True)
+    assert y.dims == indices.dims == x.dims
+    xr.testing.assert_identical(y, expected.transpose(*x.dims))
+    xr.testing.assert_identical(indices, positions.transpose(*x.dims))
+    back = poolgrad.max_unpool2d(y, indices, (2, 1), dim=("x", "time"))
+    assert (back.dims, back.shape) == (x.dims, x.shape)
+    gap = poolgrad.global_avg_pool(x, dim=["time", "x"])
+    assert gap.dims == ("y",)
+    np.testing.assert_allclose(gap.data, x.data.mean((0, 2)))
+    lip = poolgrad.lip_pool1d(x, x.transpose("x", "y", "time"), 2, dim="y")
+    np.testing.assert_allclose(lip.data, poolgrad.soft_pool2d(x.data, (2, 1)))
+
+
+def test_the_pullback_needs_named_dimensions_last() -> None:
+    x = temperature()
+    y, pullback = poolgrad.vjp(poolgrad.max_pool2d, x, 2, dim=("y", "x"))
+    assert pullback(y).shape == x.shape
+    with pytest.raises(ValueError, match="vjp needs the dimensions in dim last and in this order"):
+        poolgrad.vjp(poolgrad.max_pool2d, x, 2, dim=("x", "y"))
+
+
+@pytest.mark.parametrize(
+    ("dim", "words"),
+    [
+        ("y", "dim must be 2 different names of dimensions, got 'y'"),
+        (("y", "y"), "dim must be 2 different names"),
+        (("y", "z"), r"dim must be among the dimensions of x, \('time', 'y', 'x'\)"),
+    ],
+)
+def test_wrong_names(dim: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        poolgrad.max_pool2d(temperature(), 2, dim=dim)
+    with pytest.raises(ValueError, match="channels_last must be False if dim is set"):
+        poolgrad.max_pool2d(temperature(), 2, dim=("y", "x"), channels_last=True)
+    with pytest.raises(TypeError, match="dim is accepted only if x is an xarray object"):
+        poolgrad.max_pool2d(temperature().data, 2, dim=dim)
+
+
 def test_indices_unpooling_and_channels_last() -> None:
     x = temperature()
     y, indices = poolgrad.max_pool2d(x, 2, return_indices=True)

@@ -50,10 +50,12 @@ def test_values_and_gradients_are_the_textbooks(
     assert bool(on_triton) == (not name.startswith(PORTABLE)), on_triton
 
 
-@pytest.mark.parametrize("name", ["avg_pool2d", "lse_pool2d", "max_pool2d"])
+@pytest.mark.parametrize("name", ["avg_pool2d", "log_mean_exp_pool2d", "max_pool2d"])
 def test_inputs_in_fewer_windows_than_a_window_has_taps(name: str, device: str) -> None:
     x = np.random.default_rng(3).standard_normal((1, 2, 6, 4))
-    kwargs = {"kernel_size": (5, 3), "stride": 1} | ({"r": 2.0} if name.startswith("lse") else {})
+    kwargs = {"kernel_size": (5, 3), "stride": 1} | (
+        {"r": 2.0} if name.startswith("log_mean_exp") else {}
+    )
     y, pullback = reference.vjp(getattr(reference, name), x, **kwargs)
     leaf = torch.tensor(x, device=device, requires_grad=True)
     FUNCTIONS[name](leaf, **kwargs).sum().backward()
@@ -73,11 +75,13 @@ def test_indices_are_the_textbooks(name: str, device: str) -> None:
     np.testing.assert_array_equal(indices.cpu(), expected)
 
 
-@pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "lse_pool2d", "median_pool2d"])
+@pytest.mark.parametrize(
+    "name", ["max_pool2d", "avg_pool2d", "log_mean_exp_pool2d", "median_pool2d"]
+)
 def test_double_backward_agrees_with_differences(name: str, device: str) -> None:
     x, kwargs = call(name, channels_last=False)
     small = torch.tensor(x, device=device)[:1, :1, :4, :4].requires_grad_()
-    kwargs = {"kernel_size": 2} | ({"r": 2.0} if name.startswith("lse") else {})
+    kwargs = {"kernel_size": 2} | ({"r": 2.0} if name.startswith("log_mean_exp") else {})
 
     def squared(t: torch.Tensor) -> torch.Tensor:
         return FUNCTIONS[name](t, **kwargs).square()

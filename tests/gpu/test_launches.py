@@ -20,7 +20,7 @@ from poolgrad.torch.triton.launch import Launch, launch, recorded  # noqa: E402
 from poolgrad.windows import WindowSpec, adaptive, fixed, whole  # noqa: E402
 
 # The others are computed by `poolgrad.portable`.
-WITH_KERNELS = ["max", "relu_max", "min", "avg", "lp", "lse", "soft", "expected", "mixed"]
+WITH_KERNELS = ["max", "relu_max", "min", "avg", "lp", "log_mean_exp", "soft", "expected", "mixed"]
 
 
 class Calls(NamedTuple):

@@ -81,7 +81,7 @@ from compile_offline import source_of
 from poolgrad.tools.bench.gpu_model import _Row, _variants_of
 from poolgrad.windows import whole
 
-for name, options in (("lp", (True,)), ("lse", ())):
+for name, options in (("lp", (True,)), ("log_mean_exp", ())):
     for dims in (1, 2, 3):
         for last in (False, True):
             rows = [_Row(name, "global", whole(dims), (2, 8, *(n,) * dims), options)

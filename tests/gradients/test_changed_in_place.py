@@ -27,7 +27,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "max_pool2d": (2,), "min_pool2d": (2,), "relu_max_pool2d": (2,), "median_pool2d": (3, 2),
     "avg_pool2d": (3, 2), "adaptive_max_pool2d": (4,), "adaptive_avg_pool2d": (4,),
     "global_max_pool": (), "global_avg_pool": (), "range_pool2d": (2,),
-    "lp_pool2d": (3.0, 2), "lse_pool2d": (2,), "soft_pool2d": (2,), "global_lp_pool": (),
+    "lp_pool2d": (3.0, 2), "log_mean_exp_pool2d": (2,), "soft_pool2d": (2,), "global_lp_pool": (),
     "stochastic_pool2d": (2,), "fractional_max_pool2d": (2, 3),
     "lip_pool2d": (LOGITS, 2), "max_unpool2d": (INDICES, 2),
     "roi_pool": (BOXES, 2), "roi_align": (BOXES, 2),

@@ -62,7 +62,7 @@ CALLS = [
     ("adaptive_avg_pool2d", (2, 5, 7), ((3, 4),), {}),
     ("adaptive_avg_pool3d", (3, 4, 5), ((2, None, 7),), {}),
     ("global_max_pool", (2, 3, 4, 5), (), {}),
-    ("global_avg_pool", (2, 4, 5, 3), (True,), {"channels_last": True}),
+    ("global_avg_pool", (2, 4, 5, 3), (), {"keepdims": True, "channels_last": True}),
 ]
 IDS = [f"{fun}-{'-'.join(map(str, args))}-{list(kw.values())}" for fun, _, args, kw in CALLS]
 calls = pytest.mark.parametrize(("fun", "shape", "args", "kwargs"), CALLS, ids=IDS)

@@ -26,7 +26,7 @@ NAN, INF = np.nan, np.inf
 WINDOWS = [[0.7, -1.3, 2.2, 0.4], [-0.9, -2.0, -0.3], [5.0], [1.1, 30.0, 0.01, -4.0, 2.0]]
 WEIGHTED: list[tuple[str, tuple[Any, ...], float]] = [
     *(("lp", (mean,), p) for mean in (False, True) for p in (0.7, 1.0, 2.0, 3.5, 40.0)),
-    *(("lse", (), r) for r in (1.0, -1.0, 0.01, 7.0, -0.5)),
+    *(("log_mean_exp", (), r) for r in (1.0, -1.0, 0.01, 7.0, -0.5)),
     *(("mixed", (pad,), alpha) for pad in (False, True) for alpha in (0.0, 0.3, 1.0, -2.0)),
     ("soft", (), 0.0),
     ("expected", (), 0.0),
@@ -133,11 +133,11 @@ def test_the_largest_norm_is_the_limit(mean: bool) -> None:
 
 def test_the_mean_of_exponentials_between_mean_and_maximum() -> None:
     x = [0.7, -1.3, 2.2, 0.4]
-    small = pool("lse", x, theta=1e-12)
+    small = pool("log_mean_exp", x, theta=1e-12)
     assert small.y == pytest.approx(np.mean(x), rel=1e-11)
     np.testing.assert_allclose(small.dx, 0.25, rtol=1e-11)
-    assert pool("lse", x, theta=1e6).y == pytest.approx(2.2, rel=1e-5)
-    assert pool("lse", x, theta=-1e6).y == pytest.approx(-1.3, rel=1e-5)
+    assert pool("log_mean_exp", x, theta=1e6).y == pytest.approx(2.2, rel=1e-5)
+    assert pool("log_mean_exp", x, theta=-1e6).y == pytest.approx(-1.3, rel=1e-5)
 
 
 def test_the_expectation_is_what_is_drawn_on_average() -> None:
@@ -153,10 +153,10 @@ X = np.random.default_rng(5).standard_normal((2, 3, 5, 4))
 CALLS: list[tuple[str, str, dict[str, Any], Any]] = [
     ("lp_pool2d", "norm_type", {"kernel_size": 2}, 2.5),
     ("lp_pool2d", "norm_type", {"kernel_size": 3, "stride": 1, "padding": 1, "mean": True}, 1.5),
-    ("lse_pool2d", "r", {"kernel_size": 2, "stride": 1}, 0.8),
+    ("log_mean_exp_pool2d", "r", {"kernel_size": 2, "stride": 1}, 0.8),
     ("mixed_pool2d", "alpha", {"kernel_size": 3, "stride": 2, "padding": 1}, 0.3),
     ("global_lp_pool", "norm_type", {}, 3.0),
-    ("global_lse_pool", "r", {"keepdims": True}, -1.2),
+    ("global_log_mean_exp_pool", "r", {"keepdims": True}, -1.2),
 ]
 
 
@@ -204,14 +204,14 @@ def test_gradients_of_parameters_of_fewer_bits() -> None:
         ("lp_pool2d", "norm_type", -1.0, -1.0),
         ("lp_pool2d", "norm_type", NAN, NAN),
         ("lp_pool2d", "norm_type", [1.0, -3, 2], -3),
-        ("lse_pool2d", "r", 0.0, 0),
-        ("lse_pool2d", "r", INF, INF),
-        ("lse_pool2d", "r", NAN, NAN),
+        ("log_mean_exp_pool2d", "r", 0.0, 0),
+        ("log_mean_exp_pool2d", "r", INF, INF),
+        ("log_mean_exp_pool2d", "r", NAN, NAN),
         ("mixed_pool2d", "alpha", NAN, NAN),
         ("mixed_pool2d", "alpha", [0.0, 1, -INF], -INF),
         ("mixed_pool2d", "alpha", [0.5, 0.5], (2,)),
         ("lp_pool2d", "norm_type", [[1.0, 1, 1]], (1, 3)),
-        ("lse_pool2d", "r", [1.0] * 4, (4,)),
+        ("log_mean_exp_pool2d", "r", [1.0] * 4, (4,)),
     ],
 )
 def test_parameters_that_are_refused(name: str, argument: str, value: Any, came: object) -> None:
@@ -222,7 +222,7 @@ def test_parameters_that_are_refused(name: str, argument: str, value: Any, came:
 @pytest.mark.parametrize("value", [1j, np.array(["a"]), np.array(True)])
 def test_parameters_that_are_no_numbers(value: Any) -> None:
     with pytest.raises(TypeError, match=r"^r must be"):
-        reference.lse_pool2d(X, 2, r=value)
+        reference.log_mean_exp_pool2d(X, 2, r=value)
 
 
 # PyTorch
@@ -281,7 +281,9 @@ def test_exponential_means_like_torch() -> None:
     def run(t: Any, r: Any) -> Any:
         return torch.logsumexp(t * r[:, None, None], (2, 3)) / r - np.log(12) / r
 
-    like_torch(run, reference.global_lse_pool, data(2, 3, 4, 3), theta, r=theta.detach().numpy())
+    like_torch(
+        run, reference.global_log_mean_exp_pool, data(2, 3, 4, 3), theta, r=theta.detach().numpy()
+    )
 
 
 def unfolded(t: Any) -> Any:

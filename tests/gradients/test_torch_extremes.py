@@ -16,10 +16,10 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 # PyTorch's forward mode still imports torch.jit.script, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 
-PARAMETER = {"lp": "norm_type", "lse": "r", "mixed": "alpha"}
+PARAMETER = {"lp": "norm_type", "log_mean_exp": "r", "mixed": "alpha"}
 CALLS: list[tuple[str, float | None]] = [
     *(("lp", p) for p in (1.0, 1.5, 2.0, 3.5, 1e3, float("inf"))),
-    *(("lse", r) for r in (1.0, -1.0, 1e3)),
+    *(("log_mean_exp", r) for r in (1.0, -1.0, 1e3)),
     ("mixed", 0.25),
     ("soft", None),
     ("expected", None),
@@ -77,7 +77,7 @@ def test_forward_mode_is_reverse_mode(kind: str, value: Any, values: list[float]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_forward_mode_of_lse_near_the_mean(dtype: Any, r: float) -> None:
     """Half the variance, as r goes to 0: what reverse mode says, too."""
-    pool, inputs = made("lse", r, [0.25, -1.25, 2.0], dtype)
+    pool, inputs = made("log_mean_exp", r, [0.25, -1.25, 2.0], dtype)
     tangents = (torch.zeros_like(inputs[0]), torch.ones_like(inputs[1]))
     slope = torch.func.jvp(pool, inputs, tangents)[1].item()
     half = inputs[0].double().var(correction=0).item() / 2
@@ -98,7 +98,7 @@ def test_second_derivatives_are_finite(kind: str, value: Any, values: list[float
 @pytest.mark.parametrize("r", [1e-2, 1e-4, 1e-6, 1e-8, -1e-6, 1e-30])
 def test_second_derivatives_of_lse_near_the_mean(r: float) -> None:
     """By r twice: a third of the third moment; by an input and r: its distance from the mean."""
-    pool, inputs = made("lse", r, [0.25, -1.25, 2.0], torch.float64)
+    pool, inputs = made("log_mean_exp", r, [0.25, -1.25, 2.0], torch.float64)
     (_, across), (_, twice) = torch.func.hessian(lambda x, t: pool(x, t).sum(), (0, 1))(*inputs)
     apart = inputs[0] - inputs[0].mean()
     torch.testing.assert_close(across.view_as(apart), apart / 3, rtol=1e-4, atol=10 * abs(r))

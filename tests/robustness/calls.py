@@ -33,10 +33,10 @@ OF_INTEGERS = ("max", "relu_max", "min", "median", "avg", "fractional_max", "max
 # The names of public functions up to "_pool", and two that are none: "expected" is stochastic
 # pooling without training, "max_unpool" is `max_unpool2d` and the like.
 KINDS = (
-    "max", "relu_max", "min", "median", "stochastic", "expected", "avg", "lp", "lse", "soft",
-    "mixed", "range", "lip", "fractional_max", "max_unpool", "adaptive_max", "adaptive_avg",
+    "max", "relu_max", "min", "median", "stochastic", "expected", "avg", "lp", "log_mean_exp",
+    "soft", "mixed", "range", "lip", "fractional_max", "max_unpool", "adaptive_max", "adaptive_avg",
     "global_max",
-    "global_avg", "global_lp", "global_lse",
+    "global_avg", "global_lp", "global_log_mean_exp",
 )  # fmt: skip
 
 
@@ -399,7 +399,7 @@ def _channels(x: np.ndarray, dims: int, channels_last: bool) -> int:
 # Small dyadic numbers: the same in float32, in which float16 and bfloat16 are computed, too.
 LEARNED = {
     "lp": ("norm_type", [0.5, 1.0, 1.5, 2.0, 2.75, 3.0, 4.0, 7.0, 30.0, np.inf]),
-    "lse": ("r", [0.25, 1.0, 3.0, -0.5, -1.0, 0.001953125]),
+    "log_mean_exp": ("r", [0.25, 1.0, 3.0, -0.5, -1.0, 0.001953125]),
     "mixed": ("alpha", [0.0, 0.25, 0.5, 1.0, -1.0, 1.5]),
 }
 
@@ -491,7 +491,11 @@ def example(name: str, channels_last: bool = False) -> tuple[tuple[int, ...], di
     if operator == "lip":
         kwargs["logits"] = _logits(np.empty(shape))
     if operator in LEARNED:
-        values = {"lp": [2.0, 3.5, 1.75], "lse": [2.0, -0.5, 0.75], "mixed": [0.25, 0.5, 0.75]}
+        values = {
+            "lp": [2.0, 3.5, 1.75],
+            "log_mean_exp": [2.0, -0.5, 0.75],
+            "mixed": [0.25, 0.5, 0.75],
+        }
         kwargs[LEARNED[operator][0]] = np.array(values[operator])
     return shape, kwargs
 

@@ -65,7 +65,7 @@ def _sources() -> list[Any]:
         lambda x: poolgrad.adaptive_max_pool2d(x, (5, 3)),
         poolgrad.global_avg_pool,
         lambda x: poolgrad.lp_pool2d(x, 3.0, 2),
-        lambda x: poolgrad.lse_pool2d(x, 2, r=2.0),
+        lambda x: poolgrad.log_mean_exp_pool2d(x, 2, r=2.0),
         lambda x: poolgrad.soft_pool2d(x, 3, 2),
         lambda x: poolgrad.mixed_pool2d(x, 2, alpha=0.25),
         lambda x: poolgrad.stochastic_pool2d(abs(x), 2, **draws),

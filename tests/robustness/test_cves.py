@@ -158,7 +158,7 @@ def test_cve_2021_29573_division_by_an_empty_batch(front: Front, raw: dict[str, 
 
 def test_cve_2021_29576_parameters_checked_in_part(front: Front, raw: dict[str, str]) -> None:
     """MaxPool3DGradGrad went on with parameters whose check had failed halfway: no depth."""
-    for fun in ("max_pool3d", "min_pool3d", "lse_pool3d"):
+    for fun in ("max_pool3d", "min_pool3d", "log_mean_exp_pool3d"):
         with refused(ValueError, "the depth of the input must be positive", 0):
             front.run(fun, np.ones((1, 2, 0, 4, 4)), 1)
     assert_stands(raw, "29576")
@@ -211,7 +211,7 @@ def test_cve_2021_37674_input_of_another_shape(front: Front, raw: dict[str, str]
     assert_stands(raw, "37674")
 
 
-WINDOWED = ["max", "relu_max", "min", "median", "avg", "lp", "lse", "soft", "mixed"]
+WINDOWED = ["max", "relu_max", "min", "median", "avg", "lp", "log_mean_exp", "soft", "mixed"]
 
 
 def refuse_empty_windows(front: Front, kind: str) -> None:
@@ -254,7 +254,7 @@ def test_cve_2022_21739_arguments_without_elements(front: Front, raw: dict[str, 
     """QuantizedMaxPool read the only number of an argument that had none."""
     for fun, args, name in (
         ("lp_pool2d", (np.ones(0), 2), "norm_type"),
-        ("lse_pool2d", (2,), "r"),
+        ("log_mean_exp_pool2d", (2,), "r"),
         ("mixed_pool2d", (2,), "alpha"),
     ):
         kwargs = {} if fun == "lp_pool2d" else {name: np.ones(0)}

@@ -299,7 +299,7 @@ x = np.full((64, 128, 128), 1e-40, np.float32)
 def make(threads):
     poolgrad.set_num_threads(threads)
     torch.set_num_threads(threads)
-    results = [poolgrad.avg_pool2d(x, 2), poolgrad.lse_pool2d(x, 2, r=1.0)]
+    results = [poolgrad.avg_pool2d(x, 2), poolgrad.log_mean_exp_pool2d(x, 2, r=1.0)]
     results.append(poolgrad.avg_pool2d(torch.from_numpy(x), 2).numpy())
     return [np.ascontiguousarray(y).tobytes() for y in results]
 make(2)  # new threads have the floating-point mode of the thread that starts them

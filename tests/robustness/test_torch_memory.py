@@ -230,10 +230,12 @@ takes = {
     "range": (lambda x: poolgrad.range_pool2d(x, 2), x),
     "lip": (lambda x: poolgrad.lip_pool2d(x, torch.rand(2, 2, 8, 8), 2), x),
     "logits": (lambda logits: poolgrad.lip_pool2d(x, logits, 2), x),
-    "r": (lambda r: poolgrad.lse_pool2d(x, 2, r=r), rows.float()),
-    "r, converted": (lambda r: poolgrad.lse_pool2d(x, 2, r=r), rows),
-    "r of a batch": (torch.vmap(lambda r: poolgrad.lse_pool2d(x, 2, r=r)), rows.repeat(2, 1)),
-    "r of a module": (lambda r: poolgrad.torch.LSEPool2d(2, r=torch.nn.Parameter(r)), rows),
+    "r": (lambda r: poolgrad.log_mean_exp_pool2d(x, 2, r=r), rows.float()),
+    "r, converted": (lambda r: poolgrad.log_mean_exp_pool2d(x, 2, r=r), rows),
+    "r of a batch": (
+        torch.vmap(lambda r: poolgrad.log_mean_exp_pool2d(x, 2, r=r)), rows.repeat(2, 1)
+    ),
+    "r of a module": (lambda r: poolgrad.torch.LogMeanExpPool2d(2, r=torch.nn.Parameter(r)), rows),
     "input": (lambda x: poolgrad.roi_align(x, boxes, 2), x),
     "boxes": (lambda b: poolgrad.roi_pool(x, b, 2), boxes),
     "boxes, converted": (lambda b: poolgrad.roi_align(x, b, 2), boxes.double()),

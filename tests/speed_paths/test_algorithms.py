@@ -21,7 +21,7 @@ from poolgrad.tools import algorithms
 EXTREMES = ("max_pool2d", "min_pool2d", "relu_max_pool2d", "max_pool3d", "max_pool1d")
 PLANES = ("max_pool2d", "min_pool2d", "relu_max_pool2d")
 MEANS = ("avg_pool2d", "avg_pool3d")
-NONLINEAR = ("lse_pool2d", "soft_pool2d", "lp_pool2d")
+NONLINEAR = ("log_mean_exp_pool2d", "soft_pool2d", "lp_pool2d")
 FORWARD = {
     "plane_means": ("avg_pool2d",),
     "unrolled": (*EXTREMES, *MEANS, *NONLINEAR),
@@ -224,7 +224,9 @@ def test_an_unknown_algorithm_is_refused() -> None:
         pass
 
 
-@pytest.mark.parametrize("function", ["max_pool2d", "avg_pool2d", "median_pool2d", "lse_pool2d"])
+@pytest.mark.parametrize(
+    "function", ["max_pool2d", "avg_pool2d", "median_pool2d", "log_mean_exp_pool2d"]
+)
 def test_a_dry_run_plans_what_a_run_does_and_writes_nothing(function: str) -> None:
     x = np.ones((64, 8, 30, 30), np.float32)
     made = algorithms.bind(getattr(poolgrad, function), x, {"kernel_size": 3, "stride": 1}, 2)

@@ -36,8 +36,8 @@ def test_the_second_call_gives_the_same(name: str, size: int | tuple[int, int]) 
 
 @pytest.mark.parametrize(
     ("name", "number"),
-    [("lp_pool2d", {"norm_type": 3}), ("lp_pool2d", {"norm_type": 2.5}), ("lse_pool2d", {"r": -2}),
-     ("mixed_pool2d", {"alpha": 0.3})],
+    [("lp_pool2d", {"norm_type": 3}), ("lp_pool2d", {"norm_type": 2.5}),
+     ("log_mean_exp_pool2d", {"r": -2}), ("mixed_pool2d", {"alpha": 0.3})],
 )  # fmt: skip
 def test_a_number_beside_the_input_gives_what_a_tensor_gives(
     name: str, number: dict[str, float]

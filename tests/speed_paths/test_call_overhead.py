@@ -87,7 +87,7 @@ def test_a_list_may_change() -> None:
 def test_global_indices(keepdims: bool) -> None:
     expected = X.reshape(6, 81).argmax(1).reshape((2, 3, 1, 1) if keepdims else (2, 3))
     for _ in range(2):
-        _, indices = poolgrad.global_max_pool(X, keepdims, return_indices=True)
+        _, indices = poolgrad.global_max_pool(X, keepdims=keepdims, return_indices=True)
         np.testing.assert_array_equal(indices, expected)
 
 

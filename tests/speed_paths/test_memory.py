@@ -30,7 +30,7 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "min": ("min_pool2d", (3, 2, 1), {}),
     "median": ("median_pool2d", (3, 2, 1), {}),
     "lp": ("lp_pool2d", (3.0, 3, 2), {}),
-    "lse": ("lse_pool2d", (3, 2, 1), {"r": 0.5}),
+    "log_mean_exp": ("log_mean_exp_pool2d", (3, 2, 1), {"r": 0.5}),
     "soft": ("soft_pool2d", (3, 2, 1), {}),
     "mean-of-draws": ("stochastic_pool2d", (3, 2, 1), {"training": False}),
     "mixed": ("mixed_pool2d", (3, 2, 1), {}),

@@ -24,7 +24,7 @@ CALLS: dict[str, tuple[str, dict[str, Any], str]] = {
         f"mean {p}": ("lp", {"norm_type": p, "mean": True}, "norm_type")
         for p in (1.0, 2.0, 3.0, 0.5)
     },
-    **{f"lse {r}": ("lse", {"r": r}, "r") for r in (1.0, -2.0, 1e-3)},
+    **{f"log_mean_exp {r}": ("log_mean_exp", {"r": r}, "r") for r in (1.0, -2.0, 1e-3)},
     "soft": ("soft", {}, ""),
     "expected": ("stochastic", {"training": False}, ""),
 }
@@ -92,7 +92,7 @@ def test_both_memory_formats_give_the_same_bits(call: str) -> None:
 def test_windows_of_outputs_that_are_streamed() -> None:
     """Results, and what is kept of them, that are too large for the caches."""
     x = np.random.default_rng(6).standard_normal((1, 33, 258, 514)).astype(np.float32)
-    for kind, argument in (("lse", {}), ("soft", {}), ("lp", {"norm_type": 2.0})):
+    for kind, argument in (("log_mean_exp", {}), ("soft", {}), ("lp", {"norm_type": 2.0})):
         pool = getattr(poolgrad, f"{kind}_pool2d")
         y, back = poolgrad.vjp(pool, x, kernel_size=2, **argument)
         gx = back(np.ones_like(y))

@@ -50,8 +50,8 @@ def explain(
         str,
         typer.Option(
             metavar="NAME",
-            help="`max`, `min`, `median`, `avg`, `lp`, `lse`, `soft`, `mixed`, `adaptive_max`,"
-            " `adaptive_avg`, `global_max` or `global_avg`.",
+            help="`max`, `min`, `median`, `avg`, `lp`, `log_mean_exp`, `soft`, `mixed`, "
+            "`adaptive_max`, `adaptive_avg`, `global_max` or `global_avg`.",
         ),
     ] = "max",
     kernel: Annotated[

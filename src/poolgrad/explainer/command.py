@@ -23,7 +23,7 @@ SIZES = {
     "dilation": "dilation",
     "output-size": "output_size",
 }
-_PLAIN = ("max", "min", "median", "avg", "lp", "lse", "soft", "mixed")
+_PLAIN = ("max", "min", "median", "avg", "lp", "log_mean_exp", "soft", "mixed")
 POOLS = (*_PLAIN, "adaptive_max", "adaptive_avg", "global_max", "global_avg")
 
 

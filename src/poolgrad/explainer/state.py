@@ -19,7 +19,7 @@ Array = NDArray[Any]
 # The page's limits; pooling.js has the same.
 MOST_SIDE, MOST_EXAMPLES, MOST_WINDOW, MOST_PADDING = 16, 2, 16, 8
 
-_PLAIN = ("max", "min", "median", "avg", "lp", "lse", "soft", "mixed")
+_PLAIN = ("max", "min", "median", "avg", "lp", "log_mean_exp", "soft", "mixed")
 _NAMES = {name: name for name in _PLAIN} | {"max_unpool": "unpool"}  # the page's names
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY
 from numbers import Real
 from typing import Any, Generic
 
@@ -9,11 +10,11 @@ from poolgrad.functional import families
 from poolgrad.functional.declare import (
     Flag,
     Function,
-    FunctionWithOut,
     No,
     RealFunction,
     Yes,
     functions,
+    mean_functions,
     selecting_functions,
 )
 from poolgrad.functional.inputs import pooled_sizes, shape_of
@@ -25,7 +26,7 @@ from poolgrad.windows import adaptive, axis_names, brief, flag, fractional, whol
 __all__: list[str] = []
 
 
-class _AdaptiveMaxPool(FunctionWithOut, families.AdaptiveSelecting, Generic[Flag]):
+class _AdaptiveMaxPool(Function, families.AdaptiveSelecting, Generic[Flag]):
     """Maximum of each of a given number of bins along {axes}.
 
     {parameters}
@@ -65,7 +66,7 @@ class _AdaptiveMaxPool(FunctionWithOut, families.AdaptiveSelecting, Generic[Flag
         return self._request(x, spec, selection(self.ties, self.routes), return_indices=indices)
 
 
-class _AdaptiveAvgPool(FunctionWithOut, families.Adaptive):
+class _AdaptiveAvgPool(Function, families.Adaptive):
     """Mean of each of a given number of bins along {axes}.
 
     {parameters}
@@ -104,9 +105,11 @@ class _AdaptiveAvgPool(FunctionWithOut, families.Adaptive):
 class _Global(Function, families.Global):
     """Declares a function that pools every axis but batch and channels."""
 
-    def _global(self, x: Any, options: Any, *operands: Any, **more: Any) -> Request:
+    def _global(self, x: Any, dims: int, options: Any, *operands: Any, **more: Any) -> Request:
         """Return the request of a call with these options."""
         last, keep = flag("channels_last", self.channels_last), flag("keepdims", self.keepdims)
+        if dims:
+            return self._request(x, whole(dims), options, *operands, keepdims=keep, **more)
         rank = len(shape_of(x))
         if not (3 <= rank <= 5 or (rank == 2 and not last)):
             plane = "" if last else "two (height, width) or "
@@ -143,12 +146,13 @@ class _GlobalMaxPool(_Global, families.GlobalSelecting, Generic[Flag]):
     """
 
     operator = "max"
+    _: KW_ONLY
     return_indices: Flag = False  # type: ignore[assignment]
 
     def request(self, x: Any, dims: int) -> Request:
         """Return the request of a call."""
         indices = flag("return_indices", self.return_indices)
-        return self._global(x, selection(self.ties, self.routes), return_indices=indices)
+        return self._global(x, dims, selection(self.ties, self.routes), return_indices=indices)
 
 
 class _GlobalAvgPool(_Global):
@@ -182,7 +186,7 @@ class _GlobalAvgPool(_Global):
 
     def request(self, x: Any, dims: int) -> Request:
         """Return the request of a call."""
-        return self._global(x, Averaging())
+        return self._global(x, dims, Averaging())
 
 
 class _GlobalLPPool(RealFunction, _Global, families.GlobalPower):
@@ -215,10 +219,10 @@ class _GlobalLPPool(RealFunction, _Global, families.GlobalPower):
 
     def request(self, x: Any, dims: int) -> Request:
         """Return the request of a call."""
-        return self._global(x, PowerMean(flag("mean", self.mean)), self.norm_type)
+        return self._global(x, dims, PowerMean(flag("mean", self.mean)), self.norm_type)
 
 
-class _GlobalLSEPool(RealFunction, _Global, families.GlobalLogMeanExp):
+class _GlobalLogMeanExpPool(RealFunction, _Global, families.GlobalLogMeanExp):
     """Log-mean-exp over {axes}: ``log(mean(exp(r * x))) / r``.
 
     {parameters}
@@ -244,11 +248,11 @@ class _GlobalLSEPool(RealFunction, _Global, families.GlobalLogMeanExp):
     array([[2.]])
     """
 
-    operator = "lse"
+    operator = "log_mean_exp"
 
     def request(self, x: Any, dims: int) -> Request:
         """Return the request of a call."""
-        return self._global(x, NoOptions(), self.r)
+        return self._global(x, dims, NoOptions(), self.r)
 
 
 def _ratios(dims: int, output_ratio: Any) -> tuple[float, ...]:
@@ -338,7 +342,7 @@ adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = selecting_functi
     "adaptive_max_pool", _AdaptiveMaxPool[No], _AdaptiveMaxPool[Yes], _AdaptiveMaxPool[bool]
 )
 __all__ += ["adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"]
-adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = functions(
+adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = mean_functions(
     "adaptive_avg_pool", _AdaptiveAvgPool
 )
 __all__ += ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"]
@@ -346,12 +350,12 @@ __all__ += ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"]
     "global_max_pool", _GlobalMaxPool[No], _GlobalMaxPool[Yes], _GlobalMaxPool[bool], (0,)
 )
 __all__ += ["global_max_pool"]
-(global_avg_pool,) = functions("global_avg_pool", _GlobalAvgPool, (0,))
+(global_avg_pool,) = mean_functions("global_avg_pool", _GlobalAvgPool, (0,))
 __all__ += ["global_avg_pool"]
 (global_lp_pool,) = functions("global_lp_pool", _GlobalLPPool, (0,))
 __all__ += ["global_lp_pool"]
-(global_lse_pool,) = functions("global_lse_pool", _GlobalLSEPool, (0,))
-__all__ += ["global_lse_pool"]
+(global_log_mean_exp_pool,) = functions("global_log_mean_exp_pool", _GlobalLogMeanExpPool, (0,))
+__all__ += ["global_log_mean_exp_pool"]
 fractional_max_pool2d, fractional_max_pool3d = selecting_functions(
     "fractional_max_pool",
     _FractionalMaxPool[No],

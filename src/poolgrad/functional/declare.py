@@ -8,7 +8,7 @@ its input. The protocols describe public functions to type checkers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, replace
 from functools import wraps
 from inspect import BoundArguments, Parameter, Signature, signature
 from typing import (
@@ -27,11 +27,12 @@ from poolgrad.call_cache import LOOKUPS, CallCache
 from poolgrad.frontend import front_end
 from poolgrad.functional.docstrings import of_function
 from poolgrad.functional.families import Arguments, Windows, signature_of
-from poolgrad.functional.inputs import is_proxy, recorded
+from poolgrad.functional.inputs import dimensions, is_proxy, recorded
 from poolgrad.interface import Request
 from poolgrad.windows import WindowSpec, fixed, flag
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
     from typing_extensions import TypeVar as TypeVarWithDefault
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     # The type of the result is that of the input; lists are pooled as NumPy arrays.
     A = TypeVarWithDefault("A", bound=Array, default=NDArray[Any])
+    T = TypeVarWithDefault("T", bound=np.generic, default=Any)
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -70,6 +72,17 @@ class Pool(Protocol[P]):
         """Pool the input."""
 
 
+class MeanPool(Protocol[P]):
+    """The type of public functions that average; the means of integers are floats."""
+
+    @overload
+    def __call__(
+        self, x: NDArray[np.integer[Any] | np.bool], *args: P.args, **kwargs: P.kwargs
+    ) -> NDArray[np.floating[Any]]: ...
+    @overload
+    def __call__(self, x: A | Sequence[Any], *args: P.args, **kwargs: P.kwargs) -> A: ...
+
+
 class SelectingPool(Protocol[P, Q, S]):
     """The type of public functions with indices.
 
@@ -80,11 +93,17 @@ class SelectingPool(Protocol[P, Q, S]):
     @overload
     def __call__(self, x: A | Sequence[Any], *args: P.args, **kwargs: P.kwargs) -> A: ...
     @overload
-    def __call__(self, x: A | Sequence[Any], *args: Q.args, **kwargs: Q.kwargs) -> tuple[A, A]: ...
+    def __call__(
+        self, x: NDArray[T] | Sequence[Any], *args: Q.args, **kwargs: Q.kwargs
+    ) -> tuple[NDArray[T], NDArray[np.int64]]: ...
+    @overload
+    def __call__(self, x: A, *args: Q.args, **kwargs: Q.kwargs) -> tuple[A, A]: ...
     @overload
     def __call__(
-        self, x: A | Sequence[Any], *args: S.args, **kwargs: S.kwargs
-    ) -> A | tuple[A, A]: ...
+        self, x: NDArray[T] | Sequence[Any], *args: S.args, **kwargs: S.kwargs
+    ) -> NDArray[T] | tuple[NDArray[T], NDArray[np.int64]]: ...
+    @overload
+    def __call__(self, x: A, *args: S.args, **kwargs: S.kwargs) -> A | tuple[A, A]: ...
 
 
 class Function(Arguments):
@@ -97,11 +116,19 @@ class Function(Arguments):
     x : array, shape ({shape}){leading}
         float16, bfloat16, float32, float64, int8, uint8, int16, uint16, int32, uint32, int64 or
         bool; any strides. Not modified.{which}
+    out : array, optional
+        Array that the result is written to, with the shape and dtype of the result. NumPy only; a
+        TypeError for other libraries.
+    dim : name or sequence of {count} names, optional
+        The pooled axes of an array of xarray, by name and in this order. The axis of channels is
+        the last one of the others. A TypeError for other libraries. Default: the last axes.
     """
 
     operator: ClassVar[str]  # its name in the table
     _: KW_ONLY
     channels_last: bool = False
+    out: Any = None
+    dim: Any = None
 
     def request(self, x: Any, dims: int) -> Request:
         """Return the request of a call with these arguments.
@@ -119,7 +146,7 @@ class Function(Arguments):
         self, x: Any, spec: WindowSpec, options: Any, *operands: Any, **more: Any
     ) -> Request:
         last = flag("channels_last", self.channels_last)
-        return Request(self.operator, x, spec, options, operands, last, **more)
+        return Request(self.operator, x, spec, options, operands, last, out=self.out, **more)
 
 
 class RealFunction(Function):
@@ -130,25 +157,6 @@ class RealFunction(Function):
     x : array, shape ({shape}){leading}
         float16, bfloat16, float32 or float64; any strides. Not modified.{which}
     """
-
-
-class FunctionWithOut(Function):
-    """Declares a public function that can write its result to an array.
-
-    Parameters
-    ----------
-    out : array, optional
-        Array that the result is written to, with the shape and dtype of the result. NumPy only; a
-        TypeError for other libraries.
-    """
-
-    _: KW_ONLY
-    out: Any = None
-
-    def _request(
-        self, x: Any, spec: WindowSpec, options: Any, *operands: Any, **more: Any
-    ) -> Request:
-        return super()._request(x, spec, options, *operands, out=self.out, **more)
 
 
 def window_spec(given: Windows, dims: int) -> WindowSpec:
@@ -280,7 +288,12 @@ def _public(declared: type[Function], name: str, dims: int) -> Any:
     def describe(x: Any, *args: Any, **kwargs: Any) -> Request:
         # Looked up by name, because PyTorch's compiler compares the names in closures, not classes:
         # it would take the code of another function with equal arguments.
-        return _declared[name](*args, **kwargs).request(x, dims)
+        given = _declared[name](*args, **kwargs)
+        if given.dim is None:
+            return given.request(x, dims)
+        names = dimensions(x, given.dim, dims, given.channels_last)
+        request = given.request(x.transpose(..., *names), len(names))
+        return replace(request, dimensions=tuple(x.dims))
 
     pool: Any = described(named(describe, name, known), name)
     pool.declared = declared
@@ -307,6 +320,14 @@ def functions(
     """
     kind: Any = get_origin(declared) or declared
     return tuple(_public(kind, f"{name}{d}d" if d else name, d) for d in dims)
+
+
+def mean_functions(
+    name: str, declared: Callable[P, Function], dims: tuple[int, ...] = (1, 2, 3)
+) -> tuple[MeanPool[P], ...]:
+    """Make the public functions of a declaration of averages; see `functions`."""
+    made: tuple[Any, ...] = functions(name, declared, dims)
+    return made
 
 
 def selecting_functions(

@@ -22,8 +22,8 @@ _WHICH = """
     therefore needs a batch axis: ``x[None]``. An array of two axes is one plane without batch and
     channels: both axes are pooled, and the result has shape ()."""
 _TRAP = """
-    An image of shape (H, W, 3), as image libraries read it, needs True: with False, the width and
-    the three colours would be pooled."""
+    An image of shape (H, W, 3), as image libraries read it, and a batch of shape (N, H, W, C), as
+    Flax uses it, need True: with False, the width and the channels would be pooled."""
 
 _RAISES = """\
 TypeError

@@ -36,7 +36,7 @@ class Arguments:
 
 def signature_of(arguments: Any) -> Signature:
     """Return the signature of a class of arguments; those that most classes have come last."""
-    last = ("ties", "routes", "channels_last", "out")
+    last = ("ties", "routes", "channels_last", "out", "dim")
     found = signature(arguments).parameters.values()
     return Signature(sorted(found, key=lambda p: last.index(p.name) if p.name in last else -1))
 
@@ -71,13 +71,6 @@ class Windows(Arguments):
     channels_last: bool = False
 
 
-class Plain(Windows):
-    """Windows, and no other argument."""
-
-    dilation: Ints = 1
-    ceil_mode: bool = False
-
-
 class Routed(Arguments):
     """Whether the winners are returned, and how they are stored.
 
@@ -91,8 +84,8 @@ class Routed(Arguments):
         be without a winner). Results do not depend on it.
     """
 
-    return_indices: bool = False
     _: KW_ONLY
+    return_indices: bool = False
     routes: Routes = "bytes"
 
 
@@ -110,11 +103,26 @@ class Winners(Routed):
     ties: Ties = "first"
 
 
-class Selecting(Winners, Plain):
+class Selecting(Winners, Windows):
     """One input of each window wins."""
 
 
-class Stochastic(Routed, Plain):
+class MaxModule(Arguments):
+    """The arguments of `Selecting` in the order of ``torch.nn.MaxPool2d``."""
+
+    kernel_size: Ints
+    stride: Ints | None = None
+    padding: Padding = 0
+    dilation: Ints = 1
+    return_indices: bool = False
+    ceil_mode: bool = False
+    _: KW_ONLY
+    ties: Ties = "first"
+    routes: Routes = "bytes"
+    channels_last: bool = False
+
+
+class Stochastic(Routed, Windows):
     """One input of each window is drawn.
 
     Parameters
@@ -188,7 +196,7 @@ class Power(Windows, Norm):
     mean: bool = False
 
 
-class LogMeanExp(Plain):
+class LogMeanExp(Windows):
     """The log-mean-exp of each window.
 
     Parameters
@@ -202,7 +210,7 @@ class LogMeanExp(Plain):
     r: Any = 1.0
 
 
-class Mixed(Plain):
+class Mixed(Windows):
     """A mixture of the maximum and the mean of each window.
 
     Parameters
@@ -214,8 +222,8 @@ class Mixed(Plain):
         {learned}
     """
 
-    count_include_pad: bool = True
     _: KW_ONLY
+    count_include_pad: bool = True
     alpha: Any = 0.5
 
 
@@ -252,6 +260,8 @@ class Adaptive(Arguments):
 class AdaptiveSelecting(Winners, Adaptive):
     """One input of each bin wins."""
 
+    return_indices: bool = False
+
 
 class Global(Arguments):
     """One window over all pooled axes.
@@ -262,8 +272,8 @@ class Global(Arguments):
         If True, the result keeps the pooled axes, with length one. Default: False.
     """
 
-    keepdims: bool = False
     _: KW_ONLY
+    keepdims: bool = False
     channels_last: bool = False
 
 
@@ -283,8 +293,8 @@ class GlobalPower(Global):
         If True, compute the mean of the powers instead of their sum: GeM pooling. Default: False.
     """
 
-    _: KW_ONLY
     norm_type: Any = 2.0
+    _: KW_ONLY
     mean: bool = False
 
 
@@ -324,6 +334,8 @@ class FractionalWindows(Arguments):
 
 class Fractional(Winners, FractionalWindows):
     """One input of each fractional window wins."""
+
+    return_indices: bool = False
 
 
 class RandomSamples(Drawn):
@@ -385,54 +397,3 @@ class UnpoolOutput(Arguments):
     """
 
     output_size: Any = None
-
-
-# PyTorch's modules take other positional arguments, or the same in another order.
-
-
-class ModuleWindows(Arguments):
-    """Windows of which one input wins, in the order of PyTorch's modules."""
-
-    kernel_size: Ints
-    stride: Ints | None = None
-    padding: Padding = 0
-    dilation: Ints = 1
-    return_indices: bool = False
-    ceil_mode: bool = False
-    _: KW_ONLY
-    channels_last: bool = False
-    routes: Routes = "bytes"
-
-
-class ModuleSelecting(ModuleWindows):
-    """One input of each window wins."""
-
-    _: KW_ONLY
-    ties: Ties = "first"
-
-
-class ModuleStochastic(Drawn, ModuleWindows):
-    """One input of each window is drawn."""
-
-
-class ModuleGlobalPower(Arguments):
-    """The p-norm or the power mean of each plane."""
-
-    norm_type: Any = 2.0
-    keepdims: bool = False
-    _: KW_ONLY
-    channels_last: bool = False
-    mean: bool = False
-
-
-class ModuleGlobalLogMeanExp(Arguments):
-    """The log-mean-exp of each plane."""
-
-    r: Any = 1.0
-    keepdims: bool = False
-    _: KW_ONLY
-    channels_last: bool = False
-
-
-class ModuleFractional(RandomSamples, Fractional):
-    """One input of each fractional window wins."""

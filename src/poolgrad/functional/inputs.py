@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from poolgrad.frontend import front_end
-from poolgrad.windows import first_pooled
+from poolgrad.windows import brief, first_pooled
 
 
 def shape_of(x: Any) -> tuple[int, ...]:
@@ -29,6 +29,40 @@ def pooled_sizes(x: Any, dims: int, channels_last: bool) -> tuple[int, ...]:
     shape = shape_of(x)
     first = first_pooled(shape, dims, channels_last)
     return shape[first : first + dims]
+
+
+def dimensions(x: Any, dim: Any, dims: int, channels_last: object) -> tuple[Any, ...]:
+    """Return the names of the dimensions of `x` in the argument `dim`, checked.
+
+    Parameters
+    ----------
+    x : array of xarray
+        The input.
+    dim : hashable or sequence of hashable
+        One or several names.
+    dims : int
+        The number of names; 0 stands for one to three.
+    channels_last : object
+        The argument `channels_last`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `x` is not an array of xarray, `channels_last` is set, or the names are not `dims`
+        different names of its dimensions.
+    """
+    front = front_end(x)
+    if front.name != "xarray":
+        raise TypeError(f"dim is accepted only if x is an xarray object, got {front.noun} x")
+    if channels_last:
+        raise ValueError("channels_last must be False if dim is set, got True")
+    names = tuple(dim) if isinstance(dim, list | tuple) else (dim,)
+    wanted = f"{dims}" if dims else "one to three"
+    if len(names) not in ((dims,) if dims else (1, 2, 3)) or len({*names}) < len(names):
+        raise ValueError(f"dim must be {wanted} different names of dimensions, got {brief(dim)}")
+    if not {*names} <= {*x.dims}:
+        raise ValueError(f"dim must be among the dimensions of x, {x.dims}, got {brief(dim)}")
+    return names
 
 
 def is_proxy(x: object) -> bool:

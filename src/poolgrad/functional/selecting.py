@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import KW_ONLY, replace
 from typing import Any, Generic
 
 from poolgrad.functional import families
 from poolgrad.functional.declare import (
     Flag,
-    FunctionWithOut,
+    Function,
     No,
     RealFunction,
     Yes,
@@ -16,7 +16,7 @@ from poolgrad.functional.declare import (
     window_spec,
 )
 from poolgrad.interface import NoOptions, Request, Routing, Selection
-from poolgrad.windows import brief, flag
+from poolgrad.windows import Ints, brief, flag
 
 __all__: list[str] = []
 
@@ -33,9 +33,10 @@ def selection(ties: object, routes: object) -> Selection:
     return Selection(checked_string("ties", ties), checked_string("routes", routes))
 
 
-class _Selecting(FunctionWithOut, families.Selecting, Generic[Flag]):
+class _Selecting(Function, families.Selecting, Generic[Flag]):
     """Declares a function of windows of which one input wins."""
 
+    _: KW_ONLY
     return_indices: Flag = False  # type: ignore[assignment]
 
     def request(self, x: Any, dims: int) -> Request:
@@ -78,6 +79,10 @@ class _MaxPool(_Selecting[Flag]):
     """
 
     operator = "max"
+    # In this order, as in ``torch.nn.functional``.
+    dilation: Ints = 1
+    ceil_mode: bool = False
+    return_indices: Flag = False  # type: ignore[assignment]
 
 
 class _ReLUMaxPool(_Selecting[Flag]):
@@ -183,9 +188,7 @@ class _MedianPool(_Selecting[Flag]):
     operator = "median"
 
 
-class _StochasticPool(
-    RealFunction, FunctionWithOut, families.Drawn, families.Stochastic, Generic[Flag]
-):
+class _StochasticPool(RealFunction, families.Drawn, families.Stochastic, Generic[Flag]):
     """Random input of every window of {axes}, or its expected value.
 
     With ``a = max(x, 0)``, input j of a window wins with probability ``a_j / sum(a)``. If no input
@@ -222,6 +225,7 @@ class _StochasticPool(
     """
 
     operator = "stochastic"
+    _: KW_ONLY
     return_indices: Flag = False  # type: ignore[assignment]
 
     def request(self, x: Any, dims: int) -> Request:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from poolgrad.functional import families
-from poolgrad.functional.declare import FunctionWithOut, RealFunction, functions, window_spec
+from poolgrad.functional.declare import (
+    Function,
+    RealFunction,
+    functions,
+    mean_functions,
+    window_spec,
+)
 from poolgrad.interface import Averaging, Mixing, NoOptions, PowerMean, Request
 from poolgrad.windows import brief, flag
 
@@ -31,7 +37,7 @@ def divisor(value: object) -> int:
     return value
 
 
-class _AvgPool(FunctionWithOut, families.Average):
+class _AvgPool(Function, families.Average):
     """Mean of every window of {axes}.
 
     {parameters}
@@ -71,7 +77,7 @@ class _AvgPool(FunctionWithOut, families.Average):
         return self._request(x, spec, Averaging(counted, divisor(self.divisor_override)))
 
 
-class _LPPool(RealFunction, FunctionWithOut, families.Power):
+class _LPPool(RealFunction, families.Power):
     """p-norm of every window of {axes}: ``sum(|x|**p) ** (1 / p)``.
 
     {parameters}
@@ -113,7 +119,7 @@ class _LPPool(RealFunction, FunctionWithOut, families.Power):
         return self._request(x, window_spec(self, dims), options, self.norm_type)
 
 
-class _LSEPool(RealFunction, FunctionWithOut, families.LogMeanExp):
+class _LogMeanExpPool(RealFunction, families.LogMeanExp):
     """Log-mean-exp of every window of {axes}: ``log(mean(exp(r * x))) / r``.
 
     The result is near the average for r near 0, near the maximum for large r, and near the minimum
@@ -143,14 +149,14 @@ class _LSEPool(RealFunction, FunctionWithOut, families.LogMeanExp):
     array({open}2., 4.{close})
     """
 
-    operator = "lse"
+    operator = "log_mean_exp"
 
     def request(self, x: Any, dims: int) -> Request:
         """Return the request of a call."""
         return self._request(x, window_spec(self, dims), NoOptions(), self.r)
 
 
-class _SoftPool(RealFunction, FunctionWithOut, families.Plain):
+class _SoftPool(RealFunction, families.Windows):
     """Softmax-weighted mean of every window of {axes}: ``sum(exp(x) * x) / sum(exp(x))``.
 
     Only valid inputs have a weight. Large values do not overflow.
@@ -185,7 +191,7 @@ class _SoftPool(RealFunction, FunctionWithOut, families.Plain):
         return self._request(x, window_spec(self, dims), NoOptions())
 
 
-class _MixedPool(RealFunction, FunctionWithOut, families.Mixed):
+class _MixedPool(RealFunction, families.Mixed):
     """Mixture of maximum and mean of every window of {axes}.
 
     It is ``alpha * max + (1 - alpha) * mean``.
@@ -222,7 +228,7 @@ class _MixedPool(RealFunction, FunctionWithOut, families.Mixed):
         return self._request(x, window_spec(self, dims), options, self.alpha)
 
 
-class _RangePool(RealFunction, families.Plain):
+class _RangePool(RealFunction, families.Windows):
     """Largest minus smallest input of every window of {axes}: the morphological gradient.
 
     The result is high at edges and in textured regions, and 0 where all inputs are equal.
@@ -258,7 +264,7 @@ class _RangePool(RealFunction, families.Plain):
         return self._request(x, window_spec(self, dims), NoOptions())
 
 
-class _LipPool(RealFunction, families.Plain, families.Logits):
+class _LipPool(RealFunction, families.Windows, families.Logits):
     """Mean of every window of {axes}, weighted with the softmax of logits.
 
     It is ``sum(exp(logits) * x) / sum(exp(logits))`` over the valid inputs of a window. Logits of 0
@@ -296,12 +302,14 @@ class _LipPool(RealFunction, families.Plain, families.Logits):
         return self._request(x, window_spec(self, dims), NoOptions(), self.logits)
 
 
-avg_pool1d, avg_pool2d, avg_pool3d = functions("avg_pool", _AvgPool)
+avg_pool1d, avg_pool2d, avg_pool3d = mean_functions("avg_pool", _AvgPool)
 __all__ += ["avg_pool1d", "avg_pool2d", "avg_pool3d"]
 lp_pool1d, lp_pool2d, lp_pool3d = functions("lp_pool", _LPPool)
 __all__ += ["lp_pool1d", "lp_pool2d", "lp_pool3d"]
-lse_pool1d, lse_pool2d, lse_pool3d = functions("lse_pool", _LSEPool)
-__all__ += ["lse_pool1d", "lse_pool2d", "lse_pool3d"]
+log_mean_exp_pool1d, log_mean_exp_pool2d, log_mean_exp_pool3d = functions(
+    "log_mean_exp_pool", _LogMeanExpPool
+)
+__all__ += ["log_mean_exp_pool1d", "log_mean_exp_pool2d", "log_mean_exp_pool3d"]
 soft_pool1d, soft_pool2d, soft_pool3d = functions("soft_pool", _SoftPool)
 __all__ += ["soft_pool1d", "soft_pool2d", "soft_pool3d"]
 mixed_pool1d, mixed_pool2d, mixed_pool3d = functions("mixed_pool", _MixedPool)

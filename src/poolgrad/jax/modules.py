@@ -53,10 +53,8 @@ class Pool(Arguments, Generic[Y]):
         The public function.
     dims : int
         The number of pooled axes.
-    at_call : tuple of str
-        The arguments of the function that the constructor does not take.
     required : tuple of str
-        Those of them that have no default.
+        The arguments of the function without a default that each call takes.
     note : str
         A sentence for the documentation.
     """
@@ -64,7 +62,6 @@ class Pool(Arguments, Generic[Y]):
     __signature__: ClassVar[Signature]  # of the constructor; each argument becomes an attribute
     function: ClassVar[Callable[..., Any]]
     dims: ClassVar[int]
-    at_call: ClassVar[tuple[str, ...]] = ("x", "out", "generator", "_random_samples")
     required: ClassVar[tuple[str, ...]] = ()
     note: ClassVar[str] = "A call takes `x`; a `key` is accepted and not used."
     _: KW_ONLY
@@ -194,7 +191,6 @@ class Stochastic(Random):
 class Unpool(Pool[Array]):
     """Unpooling, which takes indices in every call."""
 
-    at_call = (*Pool.at_call, "indices", "output_size")
     required = ("indices",)
     note = "A call takes `x`, its `indices` and optionally\n`output_size`."
 
@@ -218,7 +214,6 @@ class Unpool(Pool[Array]):
 class Lip(Pool[Array]):
     """Local importance pooling, which takes logits in every call."""
 
-    at_call = (*Pool.at_call, "logits")
     required = ("logits",)
     note = "A call takes `x` and its `logits`."
 

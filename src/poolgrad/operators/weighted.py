@@ -184,10 +184,10 @@ class Lp(_Nonlinear):
         return xp.where(unlimited, math.inf, largest * xp.where(infinite, 1.0, root) * unit)
 
 
-class Lse(_Nonlinear):
+class LogMeanExp(_Nonlinear):
     """The logarithm of the mean exponential of each window."""
 
-    name = "lse"
+    name = "log_mean_exp"
     kernels = ON_CPUS_AND_GPUS
     operand = Parameter("r")
     kept = 2
@@ -196,6 +196,9 @@ class Lse(_Nonlinear):
         _finite("r", values)
         if 0 in values:
             raise ValueError("r must not be 0; the limit there is the mean: use avg_pool")
+
+    def kernel(self, options: Any) -> str:
+        return "lse"
 
     def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, options: Any) -> Any:
         valid, values = windows.valid, _bounded(xp, windows.values)
@@ -298,4 +301,4 @@ class Mixed(Operator):
         return argument * most + (1 - argument) * total / count
 
 
-WEIGHTED = (Avg(), Lp(), Lse(), Soft(), Expected(), Mixed())
+WEIGHTED = (Avg(), Lp(), LogMeanExp(), Soft(), Expected(), Mixed())

@@ -127,7 +127,7 @@ def lp(window: Inside, mean: bool) -> Pooled:
     return Pooled(y, dx, y / p * (logs - np.log(y / scale)))
 
 
-def lse(window: Inside) -> Pooled:
+def log_mean_exp(window: Inside) -> Pooled:
     """``log(mean(exp(r x))) / r``: the mean as r goes to 0, the maximum as r goes to inf."""
     x, r = window.values, window.theta
     top = x.max() if r > 0 else x.min()
@@ -187,7 +187,7 @@ OPERATORS: dict[str, Callable[..., Pooled]] = {
     "median": median,
     "avg": avg,
     "lp": lp,
-    "lse": lse,
+    "log_mean_exp": log_mean_exp,
     "soft": soft,
     "stochastic": stochastic,
     "expected": expected,

@@ -10,7 +10,7 @@ A module takes the arguments of its function. An argument that has a gradient ma
     >>> from poolgrad.torch import GlobalLPPool2d
     >>> gem = GlobalLPPool2d(torch.nn.Parameter(torch.full((8,), 3.0)), mean=True)
     >>> gem
-    GlobalLPPool2d(norm_type=Parameter of shape (8,), keepdims=False, mean=True)
+    GlobalLPPool2d(norm_type=Parameter of shape (8,), mean=True)
     >>> gem(torch.rand(2, 8, 5, 5)).shape
     torch.Size([2, 8])
 """

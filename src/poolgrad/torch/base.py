@@ -71,10 +71,8 @@ class Pool(nn.Module):
         because compilers do not support a mapping proxy.
     shown : tuple of str
         The arguments that are always printed.
-    at_call : tuple of str
-        The arguments of the function that the constructor does not take.
     required : tuple of str
-        Those of them that have no default.
+        The arguments of the function without a default that each call takes.
     note : str
         A sentence for the docstring.
     autocast_to_float32 : bool
@@ -95,7 +93,6 @@ class Pool(nn.Module):
     inherited: ClassVar[tuple[str, ...]]
     added: ClassVar[dict[str, Any]]
     shown: ClassVar[tuple[str, ...]] = ()
-    at_call: ClassVar[tuple[str, ...]] = ("x", "out")
     required: ClassVar[tuple[str, ...]] = ()
     note: ClassVar[str] = ""
     autocast_to_float32: ClassVar[bool] = False

@@ -91,7 +91,6 @@ class Mixed(_Exported):
 class Stochastic(_Exported):
     """A random input in training mode, its expected value in evaluation mode."""
 
-    at_call = (*Pool.at_call, "training")
     note = "It draws in training mode; in evaluation mode it gives the mean, without indices."
 
     def forward(self, x: Tensor) -> Any:
@@ -135,7 +134,6 @@ class Unpool(Pool):
     """Unpooling, which takes indices with every call."""
 
     autocast_to_float32 = True
-    at_call = (*Pool.at_call, "indices", "output_size")
     required = ("indices",)
     note = "It is called with values, their `indices` and, unless it is the default, `output_size`."
 
@@ -167,7 +165,6 @@ class Unpool(Pool):
 class Lip(Pool):
     """Local importance pooling, which takes logits with every call."""
 
-    at_call = (*Pool.at_call, "logits")
     required = ("logits",)
     note = "It is called with values and their `logits`."
 

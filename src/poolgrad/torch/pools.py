@@ -16,7 +16,7 @@ __all__: list[str] = []
 
 
 class _Max(modules.Maximum):
-    @constructor(families.ModuleSelecting)
+    @constructor(families.MaxModule)
     def __init__(self) -> None: ...
 
 
@@ -33,7 +33,7 @@ __all__ += ["MaxPool1d", "MaxPool2d", "MaxPool3d"]
 
 
 class _ReLUMax(modules.ReLUMaximum):
-    @constructor(families.ModuleSelecting)
+    @constructor(families.Selecting)
     def __init__(self) -> None: ...
 
 
@@ -50,7 +50,7 @@ __all__ += ["ReLUMaxPool1d", "ReLUMaxPool2d", "ReLUMaxPool3d"]
 
 
 class _Selecting(Pool):
-    @constructor(families.ModuleSelecting)
+    @constructor(families.Selecting)
     def __init__(self) -> None: ...
 
 
@@ -78,8 +78,12 @@ class MedianPool3d(_Selecting, calls=F.median_pool3d): ...
 __all__ += ["MedianPool1d", "MedianPool2d", "MedianPool3d"]
 
 
+class _StochasticArguments(families.Drawn, families.Routed, families.Windows):
+    """Those of the function without `training`, which is the mode of the module."""
+
+
 class _Stochastic(modules.Stochastic):
-    @constructor(families.ModuleStochastic)
+    @constructor(_StochasticArguments)
     def __init__(self) -> None: ...
 
 
@@ -136,20 +140,20 @@ class _LogMeanExp(Pool):
     def __init__(self) -> None: ...
 
 
-class LSEPool1d(_LogMeanExp, calls=F.lse_pool1d): ...
+class LogMeanExpPool1d(_LogMeanExp, calls=F.log_mean_exp_pool1d): ...
 
 
-class LSEPool2d(_LogMeanExp, calls=F.lse_pool2d): ...
+class LogMeanExpPool2d(_LogMeanExp, calls=F.log_mean_exp_pool2d): ...
 
 
-class LSEPool3d(_LogMeanExp, calls=F.lse_pool3d): ...
+class LogMeanExpPool3d(_LogMeanExp, calls=F.log_mean_exp_pool3d): ...
 
 
-__all__ += ["LSEPool1d", "LSEPool2d", "LSEPool3d"]
+__all__ += ["LogMeanExpPool1d", "LogMeanExpPool2d", "LogMeanExpPool3d"]
 
 
 class _Plain(Pool):
-    @constructor(families.Plain)
+    @constructor(families.Windows)
     def __init__(self) -> None: ...
 
 
@@ -195,7 +199,7 @@ __all__ += ["RangePool1d", "RangePool2d", "RangePool3d"]
 
 
 class _Lip(modules.Lip):
-    @constructor(families.Plain)
+    @constructor(families.Windows)
     def __init__(self) -> None: ...
 
 
@@ -280,7 +284,7 @@ __all__ += ["GlobalAvgPool1d", "GlobalAvgPool2d", "GlobalAvgPool3d"]
 
 
 class _GlobalPower(modules.Global):
-    @constructor(families.ModuleGlobalPower)
+    @constructor(families.GlobalPower)
     def __init__(self) -> None: ...
 
 
@@ -297,24 +301,28 @@ __all__ += ["GlobalLPPool1d", "GlobalLPPool2d", "GlobalLPPool3d"]
 
 
 class _GlobalLogMeanExp(modules.Global):
-    @constructor(families.ModuleGlobalLogMeanExp)
+    @constructor(families.GlobalLogMeanExp)
     def __init__(self) -> None: ...
 
 
-class GlobalLSEPool1d(_GlobalLogMeanExp, calls=F.global_lse_pool): ...
+class GlobalLogMeanExpPool1d(_GlobalLogMeanExp, calls=F.global_log_mean_exp_pool): ...
 
 
-class GlobalLSEPool2d(_GlobalLogMeanExp, calls=F.global_lse_pool): ...
+class GlobalLogMeanExpPool2d(_GlobalLogMeanExp, calls=F.global_log_mean_exp_pool): ...
 
 
-class GlobalLSEPool3d(_GlobalLogMeanExp, calls=F.global_lse_pool): ...
+class GlobalLogMeanExpPool3d(_GlobalLogMeanExp, calls=F.global_log_mean_exp_pool): ...
 
 
-__all__ += ["GlobalLSEPool1d", "GlobalLSEPool2d", "GlobalLSEPool3d"]
+__all__ += ["GlobalLogMeanExpPool1d", "GlobalLogMeanExpPool2d", "GlobalLogMeanExpPool3d"]
+
+
+class _FractionalArguments(families.RandomSamples, families.Fractional):
+    """Those of the function."""
 
 
 class _Fractional(modules.Fractional):
-    @constructor(families.ModuleFractional)
+    @constructor(_FractionalArguments)
     def __init__(self) -> None: ...
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from reprlib import repr as short
-from typing import Any, Literal, TypeGuard, TypeVar
+from typing import Any, Literal, SupportsIndex, TypeGuard, TypeVar
 
 import numpy as np
 
 T = TypeVar("T")
 
-Ints = int | Sequence[int]
-Padding = int | Sequence[int] | Sequence[Sequence[int]] | Literal["valid", "same"]
+Ints = SupportsIndex | Sequence[SupportsIndex]
+Padding = Ints | Sequence[Sequence[SupportsIndex]] | Literal["valid", "same"]
 Pairs = tuple[tuple[int, int], ...]
 
 LIMIT = 2**61  # exclusive, of each number: sums and products of a few still fit 64 bits

@@ -23,6 +23,15 @@ def arrays(x: NDArray[np.float32], t: torch.Tensor, j: jax.Array) -> None:
     assert_type(poolgrad.global_avg_pool(j, keepdims=True), jax.Array)
     assert_type(poolgrad.adaptive_avg_pool2d(t, (None, 3)), torch.Tensor)
     assert_type(poolgrad.avg_pool2d([[1.0, 2.0]], 1), NDArray[Any])
+    assert_type(poolgrad.max_pool2d(x, np.int64(2), (np.int64(2), 1)), NDArray[np.float32])
+    assert_type(poolgrad.log_mean_exp_pool2d(x, 2, r=2.0), NDArray[np.float32])
+
+
+def averages(i: NDArray[np.uint8], b: NDArray[np.bool], x: NDArray[np.float32]) -> None:
+    assert_type(poolgrad.avg_pool2d(i, 2), NDArray[np.floating[Any]])
+    assert_type(poolgrad.global_avg_pool(b), NDArray[np.floating[Any]])
+    assert_type(poolgrad.avg_pool2d(x, 2), NDArray[np.float32])
+    assert_type(poolgrad.max_pool2d(i, 2), NDArray[np.uint8])
 
 
 def lazy(d: da.Array) -> None:
@@ -38,6 +47,20 @@ def indices(t: torch.Tensor, wanted: bool) -> None:
     either = poolgrad.max_pool2d(t, 2, return_indices=wanted)
     assert_type(either, torch.Tensor | tuple[torch.Tensor, torch.Tensor])
     assert_type(poolgrad.max_unpool2d(y, i, 2), torch.Tensor)
+
+
+def indices_of_arrays(x: NDArray[np.float32], wanted: bool) -> None:
+    assert_type(
+        poolgrad.min_pool2d(x, 2, return_indices=True),
+        tuple[NDArray[np.float32], NDArray[np.int64]],
+    )
+    assert_type(
+        poolgrad.global_max_pool(x, return_indices=wanted),
+        NDArray[np.float32] | tuple[NDArray[np.float32], NDArray[np.int64]],
+    )
+    assert_type(
+        poolgrad.adaptive_max_pool2d([[1.0]], 1, True), tuple[NDArray[Any], NDArray[np.int64]]
+    )
 
 
 def modules() -> None:
@@ -81,6 +104,7 @@ def refused(t: torch.Tensor) -> None:
     poolgrad.max_pool2d(3.5, 2)  # type: ignore
     poolgrad.avg_pool2d(t, 2, return_indices=True)  # type: ignore
     poolgrad.maxpool2d(t, 2)  # type: ignore
+    poolgrad.min_pool2d(t, 2, 2, 0, 1)  # type: ignore
     poolgrad.max_pool2d(t, 2, ties="last")  # type: ignore
     poolgrad.min_pool2d(t, 2, routes="bits")  # type: ignore
     MaxPool2d(2, ties="all")  # type: ignore

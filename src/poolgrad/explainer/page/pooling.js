@@ -14,7 +14,7 @@ export class InputError extends Error {
 
 const MOST = { side: 16, examples: 2, window: 16, padding: 8 };
 const SELECTING = ["max", "min", "median"];
-const OPERATORS = [...SELECTING, "avg", "lp", "lse", "soft", "mixed", "unpool"];
+const OPERATORS = [...SELECTING, "avg", "lp", "log_mean_exp", "soft", "mixed", "unpool"];
 
 /** The state on which the page opens: one window, and where its gradient goes. */
 export function defaults() {
@@ -118,7 +118,7 @@ function softmax(values) {
 }
 
 // y = log(mean(exp(r x))) / r; dy/dx = softmax(r x)
-function lse(values, { r }) {
+function log_mean_exp(values, { r }) {
   const top = r > 0 ? largest(values) : smallest(values);
   const dx = softmax(values.map((x) => r * x));
   if (Math.abs(top) === Infinity) return { y: top, dx };
@@ -151,7 +151,7 @@ function unpool(values, { indices }, window, example) {
   return { y: last < 0 ? 0 : values[last], dx: values.map((_, n) => (n === last ? 1 : 0)) };
 }
 
-const FORMULAS = { max, min, median, avg, lp, lse, soft, mixed, unpool };
+const FORMULAS = { max, min, median, avg, lp, log_mean_exp, soft, mixed, unpool };
 
 // ---------------------------------------------------------------- windows
 
@@ -660,7 +660,7 @@ function argumentsOf(state, library) {
       ? [...flag("count_include_pad", true), ...named("divisor_override", String(state.divisor_override), "null")]
       : [],
     lp: [`norm_type=${literal(state.norm_type, library)}`, ...flag("mean", false)],
-    lse: number("r", 1),
+    log_mean_exp: number("r", 1),
     soft: [],
     mixed: [...flag("count_include_pad", true), ...number("alpha", 0.5)],
     unpool: [],
@@ -680,7 +680,7 @@ function argumentsOf(state, library) {
   return [...common, ...named("dilation", perAxis(state, state.dilation), "1"), ...flag("ceil_mode", false), ...own];
 }
 
-const GLOBAL = ["max", "avg", "lp", "lse"]; // the others pool one window of the size of x
+const GLOBAL = ["max", "avg", "lp", "log_mean_exp"]; // the others pool one window of the size of x
 
 function functionOf({ operator, windows, dims }) {
   if (operator === "unpool") return `max_unpool${dims}d`;

@@ -22,7 +22,7 @@ export const OPERATORS = {
     formula: "y = (Σ |x|ᵖ)^(1/p)",
     rule: "Input x gets g · sign(x) · (|x| / y)^(p − 1): large inputs get more. With the mean instead of the sum, each share is divided by n.",
   },
-  lse: {
+  log_mean_exp: {
     name: "log-sum-exp",
     formula: "y = log(mean exp(r x)) / r",
     rule: "The shares are the softmax of r x: between average (r near 0) and maximum (r large).",

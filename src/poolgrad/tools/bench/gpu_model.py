@@ -77,7 +77,7 @@ _ROWS = [
     _Row("avg", "adaptive 7x7", adaptive(2, 7), (32, 64, 50, 50), _AVG),
     _Row("avg", "global", whole(2), (32, 64, 56, 56), _AVG),
     _Row("lp", "2x2 stride 2", fixed(2, 2), options=(True,)),
-    _Row("lse", "2x2 stride 2", fixed(2, 2), options=()),
+    _Row("log_mean_exp", "2x2 stride 2", fixed(2, 2), options=()),
     _Row("soft", "2x2 stride 2", fixed(2, 2), options=()),
     _Row("expected", "2x2 stride 2", fixed(2, 2), options=()),
     _Row("mixed", "2x2 stride 2", fixed(2, 2), options=(True,)),

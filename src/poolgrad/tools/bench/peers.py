@@ -138,7 +138,7 @@ _FORMULAS: dict[str, Pool] = {
     "global_max_pool": lambda x: functional.adaptive_max_pool2d(x, 1).flatten(1),
     "relu_max_pool2d": lambda x, kernel_size: functional.max_pool2d(x.relu(), kernel_size),
     "global_avg_pool": lambda x: torch.mean(x, (2, 3)),
-    "lse_pool2d": _lse,
+    "log_mean_exp_pool2d": _lse,
     "soft_pool2d": _soft,
     "median_pool2d": lambda x, kernel_size: _windows(x, kernel_size).median(-1).values,
 }

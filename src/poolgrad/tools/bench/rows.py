@@ -206,7 +206,7 @@ def _others() -> Iterator[Row]:
     for title, function, more in (
         ("lp2", "lp_pool2d", {"norm_type": 2.0}),
         ("lp3", "lp_pool2d", {"norm_type": 3.0}),
-        ("lse", "lse_pool2d", {}),
+        ("log_mean_exp", "log_mean_exp_pool2d", {}),
         ("soft", "soft_pool2d", {}),
         ("median", "median_pool2d", {}),
     ):

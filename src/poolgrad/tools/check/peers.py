@@ -141,7 +141,7 @@ _POOLS: dict[str, Callable[..., Any]] = {
     "min": _of_windows(lambda w: w.amin(-1)),
     "median": _of_windows(lambda w: w.median(-1).values),
     "soft": _of_windows(lambda w: (w.softmax(-1) * w).sum(-1)),
-    "lse": _of_windows(_lse),
+    "log_mean_exp": _of_windows(_lse),
     "expected": _of_windows(_expected),
     "range": _of_windows(lambda w: w.amax(-1) - w.amin(-1)),
     "lip": _lip,

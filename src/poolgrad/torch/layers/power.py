@@ -16,7 +16,7 @@ from poolgrad.torch.arrays import pools
 from poolgrad.torch.base import Pool
 from poolgrad.torch.layers import arguments
 from poolgrad.torch.layers.arguments import batched, number, optional_count, sum_dtype, unbatched
-from poolgrad.torch.pools import GlobalLPPool2d, GlobalLSEPool2d
+from poolgrad.torch.pools import GlobalLogMeanExpPool2d, GlobalLPPool2d
 from poolgrad.windows import brief
 
 
@@ -25,9 +25,9 @@ def _pooled(x: Tensor, function: str, given: dict[str, Any], keepdims: bool) -> 
     """Call a global function; exported programs get the formula of its operator."""
     pool: Any = FUNCTIONS[function]
     if pools(x):
-        y: Tensor = unbatched(pool(batched(x), True, **given), x)
+        y: Tensor = unbatched(pool(batched(x), keepdims=True, **given), x)
     else:
-        request = pool.describe(batched(x), True, **given)
+        request = pool.describe(batched(x), keepdims=True, **given)
         values = x.to(sum_dtype(x)).flatten(-2)
         valid = values.new_ones(values.shape[-1:], dtype=torch.bool)
         windows = UnfoldedWindows(values, valid, None, None)
@@ -39,7 +39,7 @@ def _pooled(x: Tensor, function: str, given: dict[str, Any], keepdims: bool) -> 
 
 
 class _Learned(Pool):
-    """Base class: a module for global pooling whose first argument is learned.
+    """Base class: a module for global pooling with a learned argument.
 
     Parameters
     ----------
@@ -47,25 +47,29 @@ class _Learned(Pool):
         The number of channels, for one number per channel; None: one number for all.
     initial : float
         The initial value of the argument.
-    *args, **kwargs
+    **kwargs
         The other arguments of the module.
 
     Attributes
     ----------
     public : str
         The name of the public function.
+    learned : str
+        The name of the learned argument.
     eps : float
         Inputs below it count as this number; 0 stands for no limit.
     """
 
     __signature__ = None  # that of `__init__`
     public: ClassVar[str]
+    learned: ClassVar[str]
     eps: float = 0.0
 
-    def __init__(self, channels: int | None, initial: float, *args: Any, **kwargs: Any) -> None:
-        channels, initial = optional_count("channels", channels), number(self.names[0], initial)
+    def __init__(self, channels: int | None, initial: float, **kwargs: Any) -> None:
+        channels, initial = optional_count("channels", channels), number(self.learned, initial)
         shape = () if channels is None else (channels,)
-        super().__init__(nn.Parameter(torch.full(shape, initial)), *args, **kwargs)
+        parameter = nn.Parameter(torch.full(shape, initial))
+        super().__init__(**{self.learned: parameter}, **kwargs)
         self.channels, self.initial = channels, initial
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,7 +83,7 @@ class _Learned(Pool):
         """Return the arguments for `repr`."""
         channels = "" if self.channels is None else f"{self.channels}, "
         kept = ", keepdims=True" if self.keepdims else ""
-        return f"{channels}{self.names[0]}={self.initial}{kept}"
+        return f"{channels}{self.learned}={self.initial}{kept}"
 
 
 class GeM2d(_Learned, GlobalLPPool2d):
@@ -131,7 +135,7 @@ class GeM2d(_Learned, GlobalLPPool2d):
     torch.Size([2, 8])
     """
 
-    public = "global_lp_pool"
+    public, learned = "global_lp_pool", "norm_type"
 
     def __init__(
         self,
@@ -140,7 +144,7 @@ class GeM2d(_Learned, GlobalLPPool2d):
         keepdims: bool = False,
         eps: float = 1e-6,
     ) -> None:
-        super().__init__(channels, norm_type, keepdims, mean=True)
+        super().__init__(channels, norm_type, keepdims=keepdims, mean=True)
         self.eps = number("eps", eps)
         if self.eps < 0:
             raise ValueError(f"eps must not be negative, got {brief(eps)}")
@@ -150,11 +154,11 @@ class GeM2d(_Learned, GlobalLPPool2d):
         return f"{super().extra_repr()}, eps={self.eps}"
 
 
-class LogSumExp2d(_Learned, GlobalLSEPool2d):
+class LogSumExp2d(_Learned, GlobalLogMeanExpPool2d):
     """Log-mean-exp over height and width, with a learned sharpness.
 
     Computes ``log(mean(exp(r * x))) / r`` of every channel. With a small r that comes close to the
-    average, with a large r to the maximum. It is `GlobalLSEPool2d` with a parameter as `r`.
+    average, with a large r to the maximum. It is `GlobalLogMeanExpPool2d` with a parameter as `r`.
 
     Parameters
     ----------
@@ -180,7 +184,7 @@ class LogSumExp2d(_Learned, GlobalLSEPool2d):
     Notes
     -----
     Pinheiro & Collobert, From image-level to pixel-level labeling with convolutional networks,
-    2015; they keep r fixed. The layer calls `poolgrad.global_lse_pool`; where a network is
+    2015; they keep r fixed. The layer calls `poolgrad.global_log_mean_exp_pool`; where a network is
     exported, and on devices that the compiled kernels do not reach, it computes the same with
     PyTorch's operations.
 
@@ -195,7 +199,7 @@ class LogSumExp2d(_Learned, GlobalLSEPool2d):
     torch.Size([2, 8])
     """
 
-    public = "global_lse_pool"
+    public, learned = "global_log_mean_exp_pool", "r"
 
     def __init__(self, channels: int | None = None, r: float = 1.0, keepdims: bool = False) -> None:
-        super().__init__(channels, r, keepdims)
+        super().__init__(channels, r, keepdims=keepdims)
