@@ -17,6 +17,11 @@ _DASK, _JAX, _PORTABLE = (f"poolgrad.{name}.function" for name in ("dask", "jax"
 MODULES = {"numpy": "poolgrad.numpy", "torch": "poolgrad.torch.function", "jax": _JAX}
 MODULES |= {"jaxlib": _JAX, "dask": _DASK, "cupy": _PORTABLE, "array API": _PORTABLE}
 MODULES |= {"xarray": "poolgrad.xarray"}
+# ... regions -> module of the maps of regions of interest for these arrays.
+MODULES |= {"numpy regions": "poolgrad.region_maps", "dask regions": "poolgrad.dask.regions"}
+MODULES |= {f"{name} regions": "poolgrad.jax.regions" for name in ("jax", "jaxlib")}
+MODULES |= {f"{name} regions": "poolgrad.portable.regions" for name in ("cupy", "array API")}
+MODULES |= {"torch regions": "poolgrad.torch.regions"}
 
 
 def __getattr__(name: str) -> ModuleType:
