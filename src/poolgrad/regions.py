@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from inspect import signature
 from typing import Any
 
 import numpy as np
 
 from poolgrad import front_ends
 from poolgrad import numpy as front
-from poolgrad.functional.public import bind, is_proxy, library, recorded
+from poolgrad.functional.public import is_proxy, library, recorded
 from poolgrad.region_maps import Bins, RegionMap, bins
 
 
@@ -155,7 +154,7 @@ def roi_pool(
     """
     if is_proxy(input):
         return recorded(roi_pool, input, (input, boxes, output_size, spatial_scale), {})
-    x, regions = _map_of("roi_pool", input, boxes, bins(output_size, spatial_scale))
+    _, x, regions = _prepare_pool(input, boxes, output_size, spatial_scale)
     return regions.pool(x)[0]
 
 
@@ -238,37 +237,52 @@ def roi_align(
     if is_proxy(input):
         given = (input, boxes, output_size, spatial_scale, sampling_ratio, aligned)
         return recorded(roi_align, input, given, {})
-    wanted = bins(output_size, spatial_scale, sampling_ratio, aligned)
-    x, regions = _map_of("roi_align", input, boxes, wanted)
+    _, x, regions = _prepare_align(
+        input, boxes, output_size, spatial_scale, sampling_ratio, aligned
+    )
     return regions.apply(x)
 
 
-def _map_of(function: str, input: Any, boxes: Any, wanted: Bins) -> tuple[Any, RegionMap]:
-    """Return the input as its front end pools it, and the map of its regions."""
-    maps = f"{library(input)} regions"
+def _prepared(function: str, input: Any, boxes: Any, wanted: Bins) -> tuple[str, Any, RegionMap]:
+    """Return the library of the input, the input as it is pooled, and the map of its regions."""
+    known = library(input)
+    maps = f"{known} regions"
     if maps not in front_ends.MODULES:
         raise TypeError(
             "input must be an array of NumPy, PyTorch, JAX, Dask or an array-API library for "
             f"{function}, got {type(input).__module__}.{type(input).__qualname__}"
         )
-    found: tuple[Any, RegionMap] = getattr(front_ends, maps).region_map(input, boxes, wanted)
-    return found
+    return known, *getattr(front_ends, maps).region_map(input, boxes, wanted)
 
 
-def _vjp(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, RegionPullback]:
-    """Compute a function and its pullback."""
-    call = bind(function.__name__, signature(function), args, kwargs)
-    call.apply_defaults()
-    input, boxes, *others = call.args
-    known = library(input)
+def _prepare_pool(
+    input: Any, boxes: Any, output_size: int | Sequence[int], spatial_scale: float = 1.0
+) -> tuple[str, Any, RegionMap]:
+    return _prepared("roi_pool", input, boxes, bins(output_size, spatial_scale))
+
+
+def _prepare_align(
+    input: Any,
+    boxes: Any,
+    output_size: int | Sequence[int],
+    spatial_scale: float = 1.0,
+    sampling_ratio: int = -1,
+    aligned: bool = False,
+) -> tuple[str, Any, RegionMap]:
+    wanted = bins(output_size, spatial_scale, sampling_ratio, aligned)
+    return _prepared("roi_align", input, boxes, wanted)
+
+
+def _vjp(prepare: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, RegionPullback]:
+    """Compute the output and the pullback of a call that `prepare` takes."""
+    known, x, regions = prepare(*args, **kwargs)
     if known in ("torch", "jax", "jaxlib"):
-        getattr(front_ends, known).vjp(input)  # raises an error that names its own functions
-    x, regions = _map_of(function.__name__, input, boxes, bins(*others))
-    y, indices = regions.pool(x) if function is roi_pool else (regions.apply(x), None)
+        getattr(front_ends, known).vjp(x)  # raises an error that names the library's functions
+    y, indices = regions.pool(x) if prepare is _prepare_pool else (regions.apply(x), None)
     return y, RegionPullback(known, regions, indices)
 
 
 # The functions that `poolgrad.vjp` calls for each of them.
-VJPS = {function: partial(_vjp, function) for function in (roi_pool, roi_align)}
+VJPS = {roi_pool: partial(_vjp, _prepare_pool), roi_align: partial(_vjp, _prepare_align)}
 for _function in VJPS:
     _function.__module__ = "poolgrad"  # where users, and pickle, find it

@@ -113,9 +113,8 @@ class PortableMap(RegionMap):
             return self._tiled(
                 self._gathered, self.dtype, 0, each, boxes, inputs=[x], outputs=[indices]
             )
-        inputs, weights = self._taps(self._weights(0))
-        boxes = [self._image, inputs, weights, self._weights(1)]
-        each = rows * width * max(inputs.shape[2], columns)
+        boxes = [self._image, *self._taps(0), *self._taps(1)]
+        each = rows * max(boxes[1].shape[2] * width, columns * boxes[3].shape[2])
         return self._tiled(self._averages, self.dtype, 0, each, boxes, inputs=[x])
 
     def transposed(self, gy: Any, indices: Any = None) -> Any:
@@ -125,8 +124,8 @@ class PortableMap(RegionMap):
             return self._tiled(
                 self._scattered, self.dtype, whole, each, boxes, outputs=[gy, indices]
             )
-        boxes += [self._weights(0), self._weights(1)]
-        each = rows * max(height, columns) * width
+        boxes += [*self._taps(0), self._weights(1)]
+        each = rows * max(boxes[1].shape[2], columns) * width
         return self._tiled(self._spread, self.dtype, whole, each, boxes, outputs=[gy])
 
     def _tiled(
@@ -320,26 +319,40 @@ class PortableMap(RegionMap):
         number = self._divided(self._real(stop - start), total)
         return (number * share)[..., :-1] + (number * (1 - share))[..., 1:]
 
-    def _taps(self, weights: Any) -> tuple[Any, Any]:
-        """Return the inputs that samples read, with their weights: at most two for each sample."""
-        xp, size = self._xp, weights.shape[2]
+    def _taps(self, axis: int) -> tuple[Any, Any]:
+        """Return the inputs that samples read, with their weights: (boxes, bins, taps).
+
+        A sample has two taps along an axis. Without a number of samples all inputs are taps.
+        """
+        xp, weights, size = self._xp, self._weights(axis), self.shape[2 + axis]
         taps = min(2 * self.bins.sampling_ratio or size, size)
         inputs = xp.argsort(xp.astype(weights == 0, xp.int32), axis=2, stable=True)[:, :, :taps]
         return inputs, xp.take_along_axis(weights, inputs, axis=2)
 
-    def _averages(self, x: Any, image: Any, inputs: Any, rows: Any, columns: Any) -> Any:
+    def _averages(
+        self, x: Any, image: Any, rows: Any, row_weights: Any, columns: Any, column_weights: Any
+    ) -> Any:
         xp, (_, channels, height, width) = self._xp, x.shape
-        lines = self._planes(image[:, None], channels)[..., None] * height + inputs[:, None, :, :]
+        lines = self._planes(image[:, None], channels)[..., None] * height + rows[:, None, :, :]
         values = self._real(_taken(xp, xp.reshape(x, (-1, width)), lines))
-        sums = _weighted(xp, values, rows[:, None, :, :, None], 3)
-        return _weighted(xp, sums[:, :, :, None, :], columns[:, None, None, :, :], 4)
+        sums = _weighted(xp, values, row_weights[:, None, :, :, None], 3)
+        at = xp.reshape(columns, (columns.shape[0], 1, 1, -1))
+        values = xp.take_along_axis(
+            sums, xp.broadcast_to(at, (*sums.shape[:3], at.shape[3])), axis=3
+        )
+        values = xp.reshape(values, (*sums.shape[:3], *columns.shape[1:]))
+        return _weighted(xp, values, column_weights[:, None, None, :, :], 4)
 
-    def _spread(self, gy: Any, image: Any, rows: Any, columns: Any) -> Any:
-        xp, shape = self._xp, (self.shape[0], gy.shape[1], *self.shape[2:])
-        sums = _weighted(xp, self._real(gy)[..., None], columns[:, None, None, :, :], 3)
-        sums = _weighted(xp, sums[:, :, :, None, :], rows[:, None, :, :, None], 2)
-        sums = xp.reshape(sums, (gy.shape[0], -1))
-        return xp.reshape(_sums_of_equals(xp, sums, image, shape[0]), shape)
+    def _spread(self, gy: Any, image: Any, rows: Any, row_weights: Any, columns: Any) -> Any:
+        xp, (images, _, height, width), channels = self._xp, self.shape, gy.shape[1]
+        gy = xp.permute_dims(self._real(gy), (0, 2, 1, 3))  # boxes, rows of bins, channels, columns
+        lines = _weighted(xp, gy[..., None], columns[:, None, None, :, :], 3)
+        weights = row_weights[:, :, :, None, None]
+        values = xp.where(weights > 0, weights * lines[:, :, None, :, :], 0.0)
+        keys = xp.reshape(image[:, None, None] * height + rows, (-1,))
+        values = xp.reshape(values, (keys.shape[0], channels * width))
+        sums = _sums_of_equals(xp, values, keys, images * height)
+        return xp.permute_dims(xp.reshape(sums, (images, height, channels, width)), (0, 2, 1, 3))
 
 
 def _later_wins(xp: Any, earlier: Sequence[Any], later: Sequence[Any]) -> list[Any]:
