@@ -26,7 +26,7 @@ engine.py
 function.py
     The front end for libraries that have none of their own: values, `vjp`.
 regions.py
-    RoIPool and RoIAlign, for tensors on devices without kernels.
+    RoIPool and RoIAlign, for all arrays without kernels.
 
 `tests/exactness/test_portable.py` compares the results with `poolgrad.reference`, for arrays of
 PyTorch, JAX and array-api-strict; ``poolgrad check`` includes the front end ``portable``.
