@@ -36,6 +36,7 @@ stubs: ## Write the type stubs of functions and modules that are created at impo
 lint: ## Run the linters and type checks of CI
 	ruff check .
 	ruff format --check .
+	PYTHONPATH=src lint-imports
 	mypy
 	find csrc -name '*.[ch]pp' -exec clang-format --dry-run --Werror {} +
 

@@ -1,7 +1,8 @@
 """The public functions, which return an array of the same library as their input.
 
 Each module of this folder defines functions that return a `Request`, one topic each; `public` makes
-the public functions from them.
+the public functions from them, and passes the request to the front end of the input. Tests:
+``tests/exactness/test_docs.py`` and ``tests/frontends/test_types.py``.
 """
 
 # The order of imports is the order of `FUNCTIONS` and of the checks of `poolgrad check`.
