@@ -283,7 +283,6 @@ def _vjp(prepare: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, R
     return y, RegionPullback(known, regions, indices)
 
 
-# The functions that `poolgrad.vjp` calls for each of them.
-VJPS = {roi_pool: partial(_vjp, _prepare_pool), roi_align: partial(_vjp, _prepare_align)}
-for _function in VJPS:
+for _function, _prepare in ((roi_pool, _prepare_pool), (roi_align, _prepare_align)):
     _function.__module__ = "poolgrad"  # where users, and pickle, find it
+    _function.vjp = partial(_vjp, _prepare)  # type: ignore[attr-defined]  # for `poolgrad.vjp`

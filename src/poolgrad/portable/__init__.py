@@ -23,8 +23,6 @@ derivative.py
     Reverse-mode differentiation of a function written in array-API operations.
 engine.py
     `forward`, `vjp`, `jvp` and `indices` of any operator of the table.
-function.py
-    The front end for libraries that have none of their own: values, `vjp`.
 regions.py
     RoIPool and RoIAlign, for all arrays without kernels.
 
