@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolgrad.dask.graph import asarray, without_empty_chunks
+from poolgrad.dtypes import name_of
 from poolgrad.numpy import dtype_named, readable
-from poolgrad.region_maps import Bins, KernelMap, RegionMap, check_input, host_table, name_of
+from poolgrad.region_maps import Bins, KernelMap, RegionMap, check_input, host_table
 
 Array = NDArray[Any]
 

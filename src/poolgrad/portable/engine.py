@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 from poolgrad.core import Layout
+from poolgrad.dtypes import name_of
 from poolgrad.interface import Operator
 from poolgrad.portable import routes
 from poolgrad.portable.arrays import (
     converted,
     exact_dtype,
-    name_of,
     namespace,
     placed,
     planes,
