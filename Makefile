@@ -33,6 +33,7 @@ check: ## Check every gradient in every front end
 lint: ## Run the linters and type checks of CI
 	ruff check .
 	ruff format --check .
+	PYTHONPATH=src lint-imports
 	mypy
 	find csrc -name '*.[ch]pp' -exec clang-format --dry-run --Werror {} +
 

@@ -84,6 +84,17 @@ def within(values: list[float], dtype: str) -> list[float]:
     ]
 
 
+# Boxes
+
+
+def boxes(name: str, value: Any) -> Array:
+    """Convert boxes to a NumPy array in native byte order."""
+    given = plain(name, value, "an array of shape (K, 5) or a list of arrays")
+    given = given.astype(given.dtype.newbyteorder("="), copy=False)
+    # an empty list of boxes of one image
+    return given.reshape(0, 4) if given.shape == (0,) and name != "boxes" else given
+
+
 # Seeds
 
 

@@ -11,8 +11,15 @@ import sys
 from importlib import import_module
 from typing import Any
 
-_MODULES = {"numpy": "poolgrad.numpy", "xarray": "poolgrad.xarray"}
-_MODULES |= {name: f"poolgrad.{name}.function" for name in ("torch", "jax", "dask", "portable")}
+_MODULES = {
+    "numpy": "poolgrad.numpy",
+    "xarray": "poolgrad.xarray",
+    "portable": "poolgrad.array_api",
+}
+_MODULES |= {name: f"poolgrad.{name}.function" for name in ("torch", "jax", "dask")}
+# The modules of the maps of regions of interest.
+_MODULES |= {"numpy regions": "poolgrad.region_maps"}
+_MODULES |= {f"{n} regions": f"poolgrad.{n}.regions" for n in ("torch", "jax", "dask", "portable")}
 
 
 def __getattr__(name: str) -> Any:
@@ -21,8 +28,14 @@ def __getattr__(name: str) -> Any:
     package = ".".join(_MODULES[name].split(".")[:2])
     _wait_for(package, "poolgrad.portable")  # which other front ends import
     import_module(package)  # first, because a module does not wait for the import of its package
-    front = globals()[name] = import_module(_MODULES[name]).FRONT_END
-    return front
+    module: Any = import_module(_MODULES[name])
+    found = globals()[name] = module if name.endswith("regions") else module.FRONT_END
+    return found
+
+
+def has_regions(name: str) -> bool:
+    """Whether a front end pools regions of interest."""
+    return f"{name} regions" in _MODULES
 
 
 def is_being_imported(module: object) -> bool:

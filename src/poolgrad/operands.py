@@ -114,10 +114,6 @@ class Operand(ABC):
         """Return the axes of the output over which a gradient of this shape is summed."""
         raise NotImplementedError
 
-    def part(self, value: Any, begin: int, stop: int) -> Any:
-        """Return the part of the operand for some channels of the input."""
-        return value
-
     def limits(self, layout: Layout) -> tuple[int, int, str] | None:
         """Return the least valid value, the end of valid values, and the words for that range.
 
@@ -178,9 +174,6 @@ class Parameter(Operand):
     def summed_axes(self, shape: Shape, layout: Layout) -> tuple[int, ...]:
         channel = layout.channel if shape == (layout.channels,) else -1
         return tuple(a for a in range(len(layout.out_shape)) if a != channel)
-
-    def part(self, value: Any, begin: int, stop: int) -> Any:
-        return value if np.ndim(value) == 0 else np.asarray(value)[begin:stop]
 
 
 class Seed(Operand):

@@ -1,200 +1,22 @@
 """Pooling of regions of interest, with the arguments of torchvision.ops: `roi_pool`, `roi_align`.
 
-This module checks the arguments for every array library, and pools NumPy arrays.
-`poolgrad.torch.regions` pools tensors. The kernels check the values of boxes.
+These functions pass their arguments to the front end of the input, which returns a linear map: see
+`poolgrad.region_maps`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from poolgrad import arguments
-from poolgrad import numpy as front
-from poolgrad.core import Regions, get_num_threads
-from poolgrad.dtypes import FLOATS, INTEGERS
-from poolgrad.frontend import name_of as library
+from poolgrad import front_ends
+from poolgrad.buffers import read_only, restored
+from poolgrad.frontend import name_of
 from poolgrad.functional.inputs import is_proxy, recorded
-from poolgrad.interface import Buffer
-from poolgrad.windows import brief, flag, positive
-
-Array = NDArray[Any]
-Float64 = NDArray[np.float64]
-
-_MAX_SAMPLES = 65536
-_MAX_SCALE = 2.0**30
-_MAX_POSITIONS = 2**31 - 1
-_MAX_ELEMENTS = (2**63 - 1) // 8
-_BOXES = (
-    "boxes must be an array of shape (K, 5), the index of an image and x1, y1, x2, y2 in each row, "
-    "or a list with an array of shape (L, 4) for each image"
-)
-
-
-# Arguments
-
-
-class Bins(NamedTuple):
-    """The arguments of `roi_align` other than arrays; `roi_pool` uses the first two."""
-
-    output_size: tuple[int, int]
-    spatial_scale: float
-    sampling_ratio: int = 0
-    aligned: bool = False
-
-
-def bins(
-    output_size: object, spatial_scale: object, sampling_ratio: object = 0, aligned: object = False
-) -> Bins:
-    """Check the arguments; a `sampling_ratio` of 0 is adaptive.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument has another type, or is out of range.
-    """
-    height, width = positive("output_size", output_size, 2)
-    number = isinstance(spatial_scale, float | int | np.floating | np.integer)
-    if not number or isinstance(spatial_scale, bool):
-        raise TypeError(f"spatial_scale must be a number, got {brief(spatial_scale)}")
-    scale = float(spatial_scale)  # type: ignore[arg-type]
-    if not 0 < scale <= _MAX_SCALE:
-        raise ValueError(
-            f"spatial_scale must be greater than 0 and at most 2**30, got {brief(spatial_scale)}"
-        )
-    if isinstance(sampling_ratio, bool) or not isinstance(sampling_ratio, int | np.integer):
-        raise TypeError(f"sampling_ratio must be an integer, got {brief(sampling_ratio)}")
-    if sampling_ratio > _MAX_SAMPLES:
-        raise ValueError(f"sampling_ratio must be at most {_MAX_SAMPLES}, got {sampling_ratio}")
-    ratio = max(int(sampling_ratio), 0)
-    return Bins((height, width), scale, ratio, flag("aligned", aligned))
-
-
-def check_input(dtype: str, shape: tuple[int, ...]) -> None:
-    """Raise an error unless an input of this dtype and shape is supported; sizes may be symbolic.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it is not floating, or has another number of axes than four, or no rows or columns.
-    """
-    if dtype not in FLOATS:
-        accepted = f"{', '.join(FLOATS[:-1])} or {FLOATS[-1]}"
-        raise TypeError(f"input must be of dtype {accepted}, got {dtype}")
-    if len(shape) != 4 or 0 in [size for size in shape[2:] if isinstance(size, int)]:
-        raise ValueError(
-            "input must have shape (N, C, H, W) with at least one row and one column, "
-            f"got shape {shape}"
-        )
-    height, width = shape[2:]
-    if isinstance(height, int) and isinstance(width, int) and height * width > _MAX_POSITIONS:
-        raise ValueError(
-            f"input must have at most 2**31 - 1 positions in a plane, got shape {shape}"
-        )
-
-
-def check_table(dtype: str, shape: tuple[int, ...], columns: int = 5, name: str = "boxes") -> None:
-    """Raise an error unless boxes are an array of real numbers of shape (K, `columns`)."""
-    if dtype not in (*FLOATS, *INTEGERS, "uint64") or dtype == "bool":
-        raise TypeError(f"{name} must contain real numbers, got {dtype}")
-    if len(shape) != 2 or shape[1] != columns:
-        hint = "" if columns == 5 else " in a list with one array for each image"
-        raise ValueError(f"{_BOXES}, got {name} of shape {shape}{hint}")
-
-
-def check_images(given: int, images: int) -> None:
-    """Raise an error unless there is one array of boxes for each image."""
-    if given != images:
-        raise ValueError(
-            f"boxes must have one array for each of {images} images, got a list of {given}"
-        )
-
-
-def output_shape(
-    count: int, shape: tuple[int, ...], output_size: Sequence[int]
-) -> tuple[int, int, int, int]:
-    """Return the shape of the output of `count` regions, unless it would overflow memory."""
-    made = (count, shape[1], output_size[0], output_size[1])
-    known = [size for size in made if isinstance(size, int)]  # symbolic sizes are skipped
-    if math.prod(known) > _MAX_ELEMENTS:
-        raise ValueError(f"output_size {tuple(output_size)} would overflow memory")
-    return made
-
-
-# NumPy arrays
-
-
-def _table(boxes: object, images: int) -> Float64:
-    """Convert boxes of either form to one contiguous float64 array of shape (K, 5)."""
-    if not isinstance(boxes, list | tuple):
-        given = arguments.plain("boxes", boxes, "an array of shape (K, 5) or a list of arrays")
-        check_table(given.dtype.name, given.shape)
-        return given.astype(np.float64, order="C")
-    check_images(len(boxes), images)
-    parts = []
-    for index, one in enumerate(boxes):
-        name = f"boxes[{index}]"
-        own = arguments.plain(name, one, "an array of shape (L, 4)")
-        if own.shape == (0,):  # an empty list
-            own = own.reshape(0, 4)
-        check_table(own.dtype.name, own.shape, 4, name)
-        part = np.empty((len(own), 5))
-        part[:, 0], part[:, 1:] = index, own
-        parts.append(part)
-    return np.concatenate(parts) if parts else np.empty((0, 5))
-
-
-class _Call:
-    """A call of the kernels for NumPy feature maps and boxes."""
-
-    def __init__(self, input: Any, boxes: object, wanted: Bins) -> None:
-        x = front.FRONT_END.asarray("input", input)
-        check_input(x.dtype.name, x.shape)
-        self.input_dtype, self.input_shape, self.wanted = x.dtype, x.shape, wanted
-        self.dtype = np.dtype("float64" if x.dtype.name == "float64" else "float32")
-        table = _table(boxes, x.shape[0])
-        self.output_shape = output_shape(len(table), x.shape, wanted.output_size)
-        self._where = (x.shape, wanted.output_size, self.dtype.name, table, wanted.spatial_scale)
-        self.regions = Regions(*self._where)
-        self._x: Array | None = x
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "regions"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, regions=front.restored(Regions, *state["_where"]))
-
-    def taken(self) -> Array:
-        """Return the input in the form that the kernels read, without storing it."""
-        assert self._x is not None
-        x, self._x = self._x, None
-        return np.ascontiguousarray(x, self.dtype)
-
-    def allocate(self, shape: tuple[int, ...], dtype: str = "") -> Array:
-        """Allocate a contiguous array for the kernels to write."""
-        order, name = tuple(range(len(shape))), dtype or self.dtype.name
-        cause = "input of shape {}, boxes and output_size"
-        return front.allocate(Buffer(shape, order, name, self.input_shape, cause))
-
-    def finished(self, made: Array) -> Array:
-        """Convert a result of the kernels to the dtype of the input."""
-        return made.astype(self.input_dtype, copy=False)
-
-    def pool(self) -> tuple[Array, Array]:
-        y, indices = self.allocate(self.output_shape), self.allocate(self.output_shape, "int32")
-        self.regions.pool(self.taken(), y, indices, get_num_threads())
-        return self.finished(y), indices
-
-    def align(self) -> Array:
-        y, wanted = self.allocate(self.output_shape), self.wanted
-        threads = get_num_threads()
-        self.regions.align(self.taken(), y, wanted.sampling_ratio, wanted.aligned, threads)
-        return self.finished(y)
+from poolgrad.region_maps import Bins, RegionMap, bins
 
 
 class RegionPullback:
@@ -205,27 +27,29 @@ class RegionPullback:
 
     Parameters
     ----------
-    call : _Call
-        The call of the forward pass.
+    library : str
+        The library of the arrays, as in `poolgrad.front_ends`.
+    regions : RegionMap
+        The map of the regions.
     indices : array or None
         The positions of the maxima, for `roi_pool`.
     """
 
-    def __init__(self, call: _Call, indices: Array | None) -> None:
-        self._call = call
-        self._indices = None if indices is None else front.read_only(indices)
+    def __init__(self, library: str, regions: RegionMap, indices: Any) -> None:
+        self._library, self._regions = library, regions
+        self._indices = read_only(indices) if isinstance(indices, np.ndarray) else indices
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
-        return front.restored, (RegionPullback, self._call, self._indices)
+        return restored, (RegionPullback, self._library, self._regions, self._indices)
 
     def __repr__(self) -> str:
-        call, name = self._call, "roi_align" if self._indices is None else "roi_pool"
+        regions, name = self._regions, "roi_align" if self._indices is None else "roi_pool"
         return (
-            f"<RegionPullback of {name}: gradients of {call.output_shape} to {call.input_shape}, "
-            f"{call.input_dtype}>"
+            f"<RegionPullback of {name}: gradients of {regions.out_shape} to {regions.shape}, "
+            f"{regions.dtype}>"
         )
 
-    def __call__(self, gy: Any) -> Array:
+    def __call__(self, gy: Any) -> Any:
         """Compute the gradient of the input.
 
         Parameters
@@ -237,29 +61,20 @@ class RegionPullback:
         Returns
         -------
         array, shape and dtype of the input
-            A new, contiguous array. Regions are added in the order of the boxes, so the result does
-            not depend on the number of threads.
+            A new, contiguous array. Regions are added in a fixed order, so the result does not
+            depend on the number of threads.
 
         Raises
         ------
         TypeError, ValueError
             If `gy` does not have the shape of the output or a floating dtype.
         """
-        call, threads = self._call, get_num_threads()
-        given = arguments.cotangent(gy, call.input_dtype, call.output_shape)
-        gradient = np.ascontiguousarray(
-            front.readable(given).reshape(call.output_shape), call.dtype
-        )
-        gx = call.allocate(call.input_shape)
-        if self._indices is None:
-            ratio, aligned = call.wanted.sampling_ratio, call.wanted.aligned
-            call.regions.align_backward(gradient, gx, ratio, aligned, threads)
-        else:
-            call.regions.pool_backward(gradient, self._indices, gx, threads)
-        return call.finished(gx)
+        regions, library = self._regions, getattr(front_ends, self._library)
+        gy = library.cotangent(gy, regions.dtype, regions.out_shape, regions.out_shape)
+        return regions.transposed(gy, self._indices)
 
     @property
-    def indices(self) -> Array:
+    def indices(self) -> Any:
         """Flat position of the maximum of each bin in its plane of the input; int32, read-only.
 
         It is -1 for a bin without inputs, which has no gradient.
@@ -277,23 +92,6 @@ class RegionPullback:
 # Public functions
 
 
-def _torch() -> ModuleType:
-    from poolgrad.torch import regions
-
-    return regions
-
-
-def _is_tensor(name: str, input: object) -> bool:
-    """Whether the input is a PyTorch tensor; raises an error for arrays of other libraries."""
-    known = library(input)
-    if known not in ("numpy", "torch"):
-        raise TypeError(
-            f"input must be an array of NumPy or a tensor of PyTorch for {name}, "
-            f"got {type(input).__module__}.{type(input).__qualname__}"
-        )
-    return known == "torch"
-
-
 def roi_pool(
     input: Any,
     boxes: Any,
@@ -309,10 +107,12 @@ def roi_pool(
     Parameters
     ----------
     input : array or tensor, shape (N, C, H, W)
-        A batch of feature maps; float16, bfloat16, float32 or float64, of any strides.
+        A batch of feature maps; float16, bfloat16, float32 or float64, of any strides. Arrays of
+        NumPy, JAX, Dask and array-API libraries, and PyTorch tensors are accepted.
     boxes : array or tensor, shape (K, 5), or a list of N of them, shape (L, 4)
         Each row is ``(x1, y1, x2, y2)``, with ``x1 <= x2`` and ``y1 <= y2``; in the first form the
-        index of an image precedes it. Any real dtype. Boxes may extend beyond the feature map.
+        index of an image precedes it. Any real dtype. Boxes may extend beyond the feature map. A
+        tensor takes tensors of boxes, all others take NumPy arrays, too.
     output_size : int or (int, int)
         The number of bins along the height and the width.
     spatial_scale : float
@@ -341,8 +141,9 @@ def roi_pool(
     computed in float64 for a float64 input, else in float32. Unlike in torchvision, NaN wins, and a
     bin of ``-inf`` gives ``-inf``. Among equal inputs the first gets the gradient.
 
-    For NumPy arrays, ``poolgrad.vjp(poolgrad.roi_pool, input, boxes, ...)`` computes the gradient;
-    PyTorch differentiates tensors, any number of times. Boxes have no gradient.
+    For arrays of NumPy, Dask and array-API libraries,
+    ``poolgrad.vjp(poolgrad.roi_pool, input, boxes, ...)`` computes the gradient; PyTorch and JAX
+    differentiate their own arrays, any number of times. Boxes have no gradient.
 
     Examples
     --------
@@ -354,10 +155,8 @@ def roi_pool(
     """
     if is_proxy(input):
         return recorded(roi_pool, input, (input, boxes, output_size, spatial_scale), {})
-    wanted = bins(output_size, spatial_scale)
-    if _is_tensor("roi_pool", input):
-        return _torch().roi_pool(input, boxes, wanted)
-    return _Call(input, boxes, wanted).pool()[0]
+    _, x, regions = _prepare_pool(input, boxes, output_size, spatial_scale)
+    return regions.pool(x)[0]
 
 
 def roi_align(
@@ -377,10 +176,12 @@ def roi_align(
     Parameters
     ----------
     input : array or tensor, shape (N, C, H, W)
-        A batch of feature maps; float16, bfloat16, float32 or float64, of any strides.
+        A batch of feature maps; float16, bfloat16, float32 or float64, of any strides. Arrays of
+        NumPy, JAX, Dask and array-API libraries, and PyTorch tensors are accepted.
     boxes : array or tensor, shape (K, 5), or a list of N of them, shape (L, 4)
         Each row is ``(x1, y1, x2, y2)``, with ``x1 <= x2`` and ``y1 <= y2``; in the first form the
-        index of an image precedes it. Any real dtype. Boxes may extend beyond the feature map.
+        index of an image precedes it. Any real dtype. Boxes may extend beyond the feature map. A
+        tensor takes tensors of boxes, all others take NumPy arrays, too.
     output_size : int or (int, int)
         The number of bins along the height and the width.
     spatial_scale : float
@@ -416,8 +217,9 @@ def roi_align(
     computed in float64 for a float64 input, else in float32. An input that no point touches has no
     influence, even if it is infinite or NaN.
 
-    For NumPy arrays, ``poolgrad.vjp(poolgrad.roi_align, input, boxes, ...)`` computes the gradient;
-    PyTorch differentiates tensors, any number of times: the result is linear in `input`. Boxes have
+    For arrays of NumPy, Dask and array-API libraries,
+    ``poolgrad.vjp(poolgrad.roi_align, input, boxes, ...)`` computes the gradient; PyTorch and JAX
+    differentiate their own arrays, any number of times: the result is linear in `input`. Boxes have
     no gradient.
 
     Examples
@@ -436,48 +238,51 @@ def roi_align(
     if is_proxy(input):
         given = (input, boxes, output_size, spatial_scale, sampling_ratio, aligned)
         return recorded(roi_align, input, given, {})
-    wanted = bins(output_size, spatial_scale, sampling_ratio, aligned)
-    if _is_tensor("roi_align", input):
-        return _torch().roi_align(input, boxes, wanted)
-    return _Call(input, boxes, wanted).align()
+    _, x, regions = _prepare_align(
+        input, boxes, output_size, spatial_scale, sampling_ratio, aligned
+    )
+    return regions.apply(x)
 
 
-def _check_vjp(name: str, input: object) -> None:
-    if _is_tensor(name, input):
+def _prepared(function: str, input: Any, boxes: Any, wanted: Bins) -> tuple[str, Any, RegionMap]:
+    """Return the library of the input, the input as it is pooled, and the map of its regions."""
+    known = name_of(input)
+    maps = f"{known} regions"
+    if not front_ends.has_regions(known):
         raise TypeError(
-            "vjp supports NumPy and Dask arrays; PyTorch differentiates its own tensors: use "
-            "y.backward() or torch.func.vjp"
+            "input must be an array of NumPy, PyTorch, JAX, Dask or an array-API library for "
+            f"{function}, got {type(input).__module__}.{type(input).__qualname__}"
         )
+    return known, *getattr(front_ends, maps).region_map(input, boxes, wanted)
 
 
-def _pool_vjp(
+def _prepare_pool(
     input: Any, boxes: Any, output_size: int | Sequence[int], spatial_scale: float = 1.0
-) -> tuple[Array, RegionPullback]:
-    """``vjp(roi_pool, ...)``."""
-    _check_vjp("roi_pool", input)
-    call = _Call(input, boxes, bins(output_size, spatial_scale))
-    y, indices = call.pool()
-    return y, RegionPullback(call, indices)
+) -> tuple[str, Any, RegionMap]:
+    return _prepared("roi_pool", input, boxes, bins(output_size, spatial_scale))
 
 
-def _align_vjp(
+def _prepare_align(
     input: Any,
     boxes: Any,
     output_size: int | Sequence[int],
     spatial_scale: float = 1.0,
     sampling_ratio: int = -1,
     aligned: bool = False,
-) -> tuple[Array, RegionPullback]:
-    """``vjp(roi_align, ...)``."""
-    _check_vjp("roi_align", input)
-    call = _Call(input, boxes, bins(output_size, spatial_scale, sampling_ratio, aligned))
-    return call.align(), RegionPullback(call, None)
+) -> tuple[str, Any, RegionMap]:
+    wanted = bins(output_size, spatial_scale, sampling_ratio, aligned)
+    return _prepared("roi_align", input, boxes, wanted)
 
 
-# The functions that `poolgrad.vjp` calls for each of them.
-VJPS: dict[Callable[..., Any], Callable[..., tuple[Array, RegionPullback]]] = {
-    roi_pool: _pool_vjp,
-    roi_align: _align_vjp,
-}
-for _function in VJPS:
+def _vjp(prepare: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, RegionPullback]:
+    """Compute the output and the pullback of a call that `prepare` takes."""
+    known, x, regions = prepare(*args, **kwargs)
+    if known in ("torch", "jax"):
+        getattr(front_ends, known).vjp(x)  # raises an error that names the library's functions
+    y, indices = regions.pool(x) if prepare is _prepare_pool else (regions.apply(x), None)
+    return y, RegionPullback(known, regions, indices)
+
+
+for _function, _prepare in ((roi_pool, _prepare_pool), (roi_align, _prepare_align)):
     _function.__module__ = "poolgrad"  # where users, and pickle, find it
+    _function.vjp = partial(_vjp, _prepare)  # type: ignore[attr-defined]  # for `poolgrad.vjp`

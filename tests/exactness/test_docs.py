@@ -189,6 +189,19 @@ def test_every_public_member_has_words() -> None:
             assert importlib.import_module(f"poolgrad.{found.name}").__doc__
 
 
+def test_every_folder_has_a_page_that_names_its_files() -> None:
+    code = [*(DOCS.parent / "csrc").rglob("*.[ch]pp")]
+    code += [*(DOCS.parent / "src").rglob("*.py")]
+    known = {f.name for f in (*code, *(DOCS.parent / "tests").rglob("*.py"))}
+    for folder in {f.parent for f in code}:
+        page, module = folder / "README.md", folder / "__init__.py"
+        text = page.read_text() if page.exists() else ""
+        if module.exists():
+            text += ast.get_docstring(ast.parse(module.read_text())) or ""
+        assert text, folder
+        assert {*re.findall(r"`(?:[\w/]+/)?(\w+\.(?:py|[ch]pp))`", text)} <= known, folder
+
+
 def functions_of(section: str) -> set[str]:
     """The names in its first line, of which `max_pool1d/2d/3d` stands for three."""
     names = re.findall(r"`(\w*pool)(\w*)((?:/\dd)*)`", SECTIONS[section].partition("\n")[0])

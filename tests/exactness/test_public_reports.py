@@ -439,7 +439,6 @@ REGIONS = [
 ]
 
 
-@pytest.mark.without(jax="no regions of interest", dask="no regions of interest")
 @pytest.mark.parametrize(("arguments", "row", "each"), REGIONS)
 def test_regions_of_vision_9510(
     arguments: dict[str, bool], row: list[int], each: int, front: Front

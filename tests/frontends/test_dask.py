@@ -219,11 +219,8 @@ def test_nothing_is_read_until_it_is_asked_for_and_then_once() -> None:
 def test_only_strips_cross_a_border() -> None:
     """Of a window of five, two inputs on each side; with no overlap, nothing."""
     x = da.ones((64, 64), chunks=16)
-    parts = [task for key, task in poolgrad.max_pool2d(x, 5, 1, 2).dask.items() if "part" in key[0]]
-    sizes = []
-    for task in parts:
-        cuts = next(a for a in task.args if isinstance(a, tuple))
-        sizes.append(tuple(16 if s == slice(None) else s.stop - s.start for s in cuts))
+    graph = dict(poolgrad.max_pool2d(x, 5, 1, 2).dask)
+    sizes = [a.shape for a in dask.get(graph, [key for key in graph if "part" in key[0]])]
     assert sizes
     # A chunk goes with the windows that begin in it: of itself all but what the chunk before has.
     assert all(16 in size or max(size) <= 14 for size in sizes)

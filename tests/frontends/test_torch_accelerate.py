@@ -390,11 +390,11 @@ def test_a_fault_of_a_kernel_is_shown(error: type[Exception], monkeypatch: Any) 
     def fails(*args: Any) -> None:
         raise error("a fault")
 
-    from poolgrad.torch import function
+    from poolgrad.torch.function import FRONT_END
 
     x = torch.rand(1, 2, 6, 6)
-    monkeypatch.setattr(function, "_perform", fails)
-    monkeypatch.setattr(function, "bound_call", lambda request: None)
+    monkeypatch.setattr(FRONT_END, "forward", fails)
+    monkeypatch.setattr(FRONT_END, "bound_call", lambda request: None)
     with accelerate(), pytest.raises(error, match="a fault"):
         F.max_pool2d(x, (2, 3), 4)  # arguments of no other test, which might have cached the call
     with accelerate(), pytest.raises(RuntimeError, match="zero"):  # PyTorch's own error

@@ -90,7 +90,7 @@ def test_boxes_that_are_none(boxes: Any, error: type[Exception], message: str) -
         (X[:, :, :0], ValueError, "at least one row and one column"),
         (X.astype(int), TypeError, "input must be of dtype float16, .* or float64, got int64"),
         (X.astype(complex), TypeError, "got complex128"),
-        (None, TypeError, "input must be an array of NumPy or a tensor of PyTorch"),
+        (None, TypeError, "input must be an array of NumPy, PyTorch, JAX, Dask or an array-API"),
         (np.ma.masked_array(X), TypeError, "input must have no mask"),
         (np.broadcast_to(np.float32(0), (1, 1, 2**16, 2**16)), ValueError, "2.*31 - 1 positions"),
     ],
@@ -144,10 +144,23 @@ def test_an_output_that_no_memory_holds() -> None:
 
 
 @pytest.mark.parametrize("library", ["jax", "dask"])
-def test_other_libraries_are_refused(library: str) -> None:
-    numpy = pytest.importorskip({"jax": "jax.numpy", "dask": "dask.array"}[library])
-    with pytest.raises(TypeError, match=f"a tensor of PyTorch for roi_align, got {library}"):
-        poolgrad.roi_align(numpy.asarray(X), BOX, 2)
+def test_errors_are_the_same_for_other_libraries(library: str) -> None:
+    xp = pytest.importorskip({"jax": "jax.numpy", "dask": "dask.array"}[library])
+    x = xp.asarray(X)
+    for name in ("roi_pool", "roi_align"):
+        pool = getattr(poolgrad, name)
+        with pytest.raises(ValueError, match=r"boxes\[0\] must have x1 <= x2 and y1 <= y2"):
+            pool(x, BOX[:, [0, 3, 2, 1, 4]], 2)
+        with pytest.raises(ValueError, match="one array for each of 2 images, got a list of 1"):
+            pool(x, [BOX[:, 1:]], 2)
+        with pytest.raises(TypeError, match=r"boxes\[1\] must contain real numbers"):
+            pool(x, [BOX[:, 1:], None], 2)
+        with pytest.raises(ValueError, match=r"input must have shape \(N, C, H, W\)"):
+            pool(x[0], BOX, 2)
+        with pytest.raises(TypeError, match=r"input must be of dtype .*, got int32"):
+            pool(x.astype("int32"), BOX, 2)
+        with pytest.raises(ValueError, match=r"output_size .* would overflow memory"):
+            pool(x, BOX, (2**31, 2**31))
 
 
 # The kernels' own door

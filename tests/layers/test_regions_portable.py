@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from regions import CALLS, NAMES, boxes, maps, random_regions, without_kernels
+from regions import CALLS, NAMES, boxes, listed, maps, random_regions, without_kernels
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 strict = pytest.importorskip("array_api_strict", reason="array-api-strict is not installed")
 
 import poolgrad  # noqa: E402
 from poolgrad.portable import regions as portable  # noqa: E402
-from poolgrad.regions import bins  # noqa: E402
+from poolgrad.portable.regions import PortableMap  # noqa: E402
+from poolgrad.region_maps import bins  # noqa: E402
 
 poolgrad.roi_pool(torch.ones(1, 1, 1, 1), torch.zeros(1, 5), 1)  # now there are operators
 OPS = torch.ops.poolgrad
@@ -43,27 +44,27 @@ def compare(
 ) -> None:
     """Outputs, winners and gradients against the kernels; those of maxima are equal."""
     where, shape = bins(size, **({"spatial_scale": 1.0} | kwargs)), list(x.shape)
+    regions = PortableMap(shape, table, str(x.dtype).removeprefix("torch."), where)
     close = {"rtol": tolerance, "atol": 8 * tolerance, "equal_nan": True}
     exact = {"rtol": 0, "atol": 0, "equal_nan": True}
+    winners = None
     if name == "roi_pool":
         expected, indices = OPS.roi_pool(x, table, *where[:2])
-        y, winners = portable.pool(x, table, where)
+        y, winners = regions.pool(x)
         torch.testing.assert_close(winners, indices)
         assert torch.equal(torch.signbit(y), torch.signbit(expected))
-        tangent = portable.pool_gather(x, indices, table)
+        tangent = regions.apply(x, indices)
         torch.testing.assert_close(tangent, OPS.roi_pool_gather(x, indices, table), **exact)
     else:
         expected = OPS.roi_align(x, table, *where)
-        y = portable.align(x, table, where)
+        y = regions.apply(x)
     torch.testing.assert_close(y, expected, **(exact if name == "roi_pool" else close))
     gy = torch.linspace(-1, 1, y.numel()).reshape(y.shape).to(x.dtype)
     if name == "roi_pool":
-        expected = OPS.roi_pool_backward(gy, indices, table, shape)
-        gx = portable.pool_backward(gy, indices, table, shape)
+        expected = OPS.roi_pool_backward(gy, winners, table, shape)
     else:
         expected = OPS.roi_align_backward(gy, table, shape, *where[1:])
-        gx = portable.align_backward(gy, table, shape, where)
-    torch.testing.assert_close(gx, expected, **close)
+    torch.testing.assert_close(regions.transposed(gy, winners), expected, **close)
 
 
 @each_call
@@ -79,7 +80,7 @@ def test_results_of_the_kernels(name: str, kwargs: dict[str, Any], size: Any, dt
 def test_chunks(
     name: str, kwargs: dict[str, Any], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(portable, "_CHUNK", chunk)
+    monkeypatch.setattr(portable, "_TILE", chunk)
     compare(name, torch.from_numpy(maps()), torch.from_numpy(boxes()), 3, kwargs, 1e-12)
 
 
@@ -147,29 +148,44 @@ def test_samples_at_the_edges_of_the_map() -> None:
     for at, value in ((-1.0, 1), (-1.01, 0), (2.5, 3), (3.0, 3), (3.01, 0)):
         for ratio in (1, 7):
             table = torch.tensor([[0, at + 0.5, 0.5, at + 0.5, 0.5]])
-            y = portable.align(x, table, bins(1, 1.0, ratio, True))
+            y = PortableMap(x.shape, table, "float32", bins(1, 1.0, ratio, True)).apply(x)
             assert y.item() == pytest.approx(value), at
 
 
 @each_call
 def test_arrays_of_the_standard(name: str, kwargs: dict[str, Any]) -> None:
     """Only operations of the array-API standard are used."""
-    where, x, table = bins(3, **({"spatial_scale": 1.0} | kwargs)), maps(), boxes()
-    given, rows = strict.asarray(x), strict.asarray(table)
-    assert bool(portable.accepted(rows, 2, where.spatial_scale))
-    y, pullback = poolgrad.vjp(getattr(poolgrad, name), x, table, 3, **kwargs)
-    if name == "roi_pool":
-        found, indices = portable.pool(given, rows, where)
-        np.testing.assert_array_equal(np.asarray(indices), pullback.indices)
-        np.testing.assert_array_equal(
-            np.asarray(portable.pool_gather(given, indices, rows)), np.asarray(found)
-        )
-        gx = portable.pool_backward(found, indices, rows, x.shape)
-    else:
-        found = portable.align(given, rows, where)
-        gx = portable.align_backward(found, rows, x.shape, where)
-    np.testing.assert_allclose(np.asarray(found), y, rtol=1e-13, atol=1e-13)
-    np.testing.assert_allclose(np.asarray(gx), pullback(y), rtol=1e-12, atol=1e-12)
+    pool, x, table = getattr(poolgrad, name), maps(), boxes()
+    expected, textbook = poolgrad.vjp(pool, x, table, 3, **kwargs)
+    rows = strict.asarray(table)
+    own, ordered = listed(table, 2)
+    for rows_or_table in (rows, table):
+        y, pullback = poolgrad.vjp(pool, strict.asarray(x), rows_or_table, 3, **kwargs)
+        assert isinstance(y, type(rows))
+        np.testing.assert_allclose(np.asarray(y), expected, rtol=1e-13, atol=1e-13)
+        gx = np.asarray(pullback(y))
+        np.testing.assert_allclose(gx, textbook(expected), rtol=1e-12, atol=1e-12)
+        if name == "roi_pool":
+            np.testing.assert_array_equal(np.asarray(pullback.indices), textbook.indices)
+    expected = pool(x, ordered, 3, **kwargs)
+    for parts in (own, [strict.asarray(one) for one in own], [one.tolist() for one in own]):
+        y = pool(strict.asarray(x), parts, 3, **kwargs)
+        np.testing.assert_allclose(np.asarray(y), expected, rtol=1e-13, atol=1e-13)
+
+
+@each_name
+def test_errors_of_arrays_of_the_standard(name: str) -> None:
+    pool, x, good = getattr(poolgrad, name), strict.ones((2, 1, 4, 4)), [0.0, 1, 1, 2, 2]
+    for bad in ([2.0, 1, 1, 2, 2], [0, 3, 1, 2, 2], [0, 1, 1, math.nan, 2], [0.5, 1, 1, 2, 2]):
+        for table in (np.array([good, bad]), strict.asarray([good, bad])):
+            with pytest.raises(ValueError, match="boxes must begin with the index of one of 2"):
+                pool(x, table, 2)
+    with pytest.raises(ValueError, match=r"boxes must be an array of shape \(K, 5\)"):
+        pool(x, strict.ones((5,)), 2)
+    with pytest.raises(TypeError, match=r"input must be of dtype .* got int64"):
+        pool(strict.ones((2, 1, 4, 4), dtype=strict.int64), np.array([good]), 2)
+    with pytest.raises(ValueError, match="gy must have the shape of the output"):
+        poolgrad.vjp(pool, x, np.array([good]), 2)[1](strict.ones((1, 1, 2, 3)))
 
 
 # Devices
@@ -276,18 +292,14 @@ def test_operations(name: str, kwargs: dict[str, Any], monkeypatch: pytest.Monke
                 self.largest = max(self.largest, storage.nbytes() // tensor.itemsize)
             return made
 
-    monkeypatch.setattr(portable, "_CHUNK", 2**15)
+    monkeypatch.setattr(portable, "_TILE", 2**15)
     x, table = torch.from_numpy(maps((2, 40, 11, 13))), torch.from_numpy(boxes(200))
     where, shape = bins(3, **({"spatial_scale": 1.0} | kwargs)), list(x.shape)
     with Watch() as watch:
         portable.accepted(table, 2, where.spatial_scale)
-        if name == "roi_pool":
-            y, indices = portable.pool(x, table, where)
-            portable.pool_gather(x, indices, table)
-            portable.pool_backward(y, indices, table, shape)
-        else:
-            y = portable.align(x, table, where)
-            portable.align_backward(y, table, shape, where)
+        regions = PortableMap(shape, table, "float64", where)
+        y, indices = regions.pool(x) if name == "roi_pool" else (regions.apply(x), None)
+        regions.transposed(y, indices)
     assert "sum" in watch.names
     assert not [n for n in watch.names for w in WRONG if n == w or n.startswith(f"{w}_")]
     assert watch.largest <= max(2**15, y.numel())

@@ -27,6 +27,11 @@ class Segment(NamedTuple):
         """Number of windows."""
         return self.outputs[1] - self.outputs[0]
 
+    @property
+    def size(self) -> int:
+        """Number of inputs of the whole axis."""
+        return self.inputs[1] + self.part.after
+
 
 def _window_range(axis: Axis, output: int) -> tuple[int, int]:
     """Return the first and last (exclusive) position of a window, also outside the input."""
@@ -46,6 +51,11 @@ def segment(axis: Axis, first: int, stop: int) -> Segment:
     return Segment((first, stop), (begin, end), part)
 
 
+def whole(axis: Axis) -> Segment:
+    """Return all windows of an axis as a segment."""
+    return Segment((0, axis.out), (0, axis.size), AxisSlice(0, axis.out, 0, 0))
+
+
 def segments(axis: Axis, chunks: tuple[int, ...]) -> list[Segment]:
     """Return the segments of an axis: for each chunk the windows that begin in it."""
     bounds, end = [], 0
@@ -62,7 +72,7 @@ def segments(axis: Axis, chunks: tuple[int, ...]) -> list[Segment]:
         found.append(segment(axis, first, stop))
         first = stop
     if not found:  # padding only
-        return [Segment((0, axis.out), (0, axis.size), AxisSlice(0, axis.out, 0, 0))]
+        return [whole(axis)]
     if first < axis.out:  # windows of padding only belong to the last segment
         last = found.pop()
         found.append(segment(axis, last.outputs[0], axis.out))

@@ -2,82 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad.buffers import dtype_named, laid_out, placeholder
-from poolgrad.dask.graph import Position
+from poolgrad.buffers import dtype_named, laid_out, placeholder, readable
+from poolgrad.dask.arrays import Chunks, Position, shape_at, spans
 from poolgrad.dask.segments import Segment
 from poolgrad.interface import Request
 from poolgrad.numpy import FRONT_END
 from poolgrad.operators import OPERATORS
-from poolgrad.windows import WindowSpec
 
 Array = NDArray[Any]
+Segments = Mapping[int, Sequence[Segment]]  # by pooled axis, one for each chunk
 
 
-def forward(request: Request, here: Sequence[Segment], sizes: Position, keep: str, x: Array) -> Any:
-    """Compute the output of a segment and, with `keep`, the "residual" or the "indices"."""
-    call = FRONT_END.call(replace(request, x=x, spec=_sliced(request, here)))
-    y, residual = FRONT_END.forward(call, keep=bool(keep))
-    if keep == "indices":
-        found = FRONT_END.indices_of(call, residual[0])
-        residual = (_global(found, [s.inputs for s in here], sizes),)
-    return (y, *residual) if residual else y
+def forward(
+    position: Position, x: Array, *operands: Array, request: Request, segments: Segments
+) -> Any:
+    """Compute the output of segments and, if requested, the indices."""
+    here = [along[position[a]] for a, along in segments.items()]
+    result = FRONT_END.perform(_local(request, x, here, operands))
+    if not request.return_indices:
+        return result
+    y, indices = result
+    return y, _global(indices, here)
 
 
-def _sliced(request: Request, here: Sequence[Segment]) -> WindowSpec:
-    """Return the spec of the windows of these segments."""
-    return request.spec._replace(slices=tuple(s.part for s in here))
+def forward_with_residual(
+    position: Position, x: Array, *operands: Array, request: Request, segments: Segments
+) -> tuple[Array, ...]:
+    """Compute the output and the residual of segments."""
+    here = [along[position[a]] for a, along in segments.items()]
+    y, residual = FRONT_END.forward(FRONT_END.call(_local(request, x, here, operands)), keep=True)
+    return y, *residual
 
 
-def _global(indices: Array, inputs: Sequence[tuple[int, int]], sizes: Position) -> Array:
+def _local(request: Request, x: Array, here: Sequence[Segment], operands: Any) -> Request:
+    """Return the request of segments; operands that are cut into chunks replace its own."""
+    spec = request.spec
+    if OPERATORS[request.operator].windowed:
+        spec = spec._replace(slices=tuple(s.part for s in here))
+    return replace(request, x=x, spec=spec, operands=operands or request.operands)
+
+
+def _global(indices: Array, here: Sequence[Segment]) -> Array:
     """Convert flat positions in a part of a plane to flat positions in the plane."""
-    along = np.unravel_index(np.maximum(indices, 0), [hi - lo for lo, hi in inputs])
-    moved = tuple(i + lo for i, (lo, _) in zip(along, inputs, strict=True))
-    return np.where(indices < 0, -1, np.ravel_multi_index(moved, sizes))
+    sizes = [s.inputs[1] - s.inputs[0] for s in here]
+    along = np.unravel_index(np.maximum(indices, 0), sizes)
+    moved = tuple(i + s.inputs[0] for i, s in zip(along, here, strict=True))
+    return np.where(indices < 0, -1, np.ravel_multi_index(moved, [s.size for s in here]))
+
+
+def element(position: Position, results: tuple[Array, ...], k: int) -> Array:
+    """Return one of the results of a task."""
+    return results[k]
 
 
 def gradient(
-    request: Request,
-    here: Sequence[Segment | None],
-    chunk: dict[int, tuple[int, int]],
-    shape: Position,
-    dtype: str,
+    position: Position,
+    gy: Array,
     *arrays: Array,
+    request: Request,
+    segments: Mapping[int, Sequence[Segment | None]],
+    grid: Chunks,
+    dtype_name: str,
 ) -> Array:
-    """Compute the gradient of one chunk from the cotangents of the windows that read it."""
-    if not arrays:
-        return np.zeros(shape, dtype_named(dtype))
-    operator, segments = OPERATORS[request.operator], [s for s in here if s is not None]
-    gy, *kept = arrays
+    """Compute the gradient of one chunk from the cotangents of the windows that read it.
+
+    `arrays` are the residual, the input if the operator is nonlinear, and the operand if it is cut
+    into chunks; `grid` are the chunks of the gradient.
+    """
+    shape, kind = shape_at(grid, position), dtype_named(dtype_name)
+    reading = {a: s for a, along in segments.items() if (s := along[position[a]])}
+    if len(reading) < len(segments):  # no window reads the chunk
+        return np.zeros(shape, kind)
+    operator, here = OPERATORS[request.operator], list(reading.values())
+    gy, *kept = map(readable, (gy, *arrays))
+    cut = operator.operand.count and not request.operands
+    operands = (kept.pop(),) if cut else ()
     x = kept.pop() if operator.nonlinear else None
     size = list(shape)
-    for axis, segment in zip(chunk, segments, strict=True):
+    for axis, segment in reading.items():
         size[axis] = segment.inputs[1] - segment.inputs[0]
-    like = placeholder(tuple(size), dtype_named(dtype))
-    local = replace(request, x=like, spec=_sliced(request, segments))
-    call = FRONT_END.call(local)
+    like = placeholder(tuple(size), kind)
+    call = FRONT_END.call(_local(request, like, here, operands))
     part = FRONT_END.gradient(call, gy, x, laid_out(kept, call.ready.residual))
-    return _chunk_of(part, segments, chunk, shape)
+    return _chunk_of(part, reading, {a: spans(grid[a])[position[a]] for a in reading}, shape)
 
 
 def _chunk_of(
     part: Array,
-    segments: Sequence[Segment],
-    chunk: dict[int, tuple[int, int]],
+    segments: Mapping[int, Segment],
+    chunk: Mapping[int, tuple[int, int]],
     shape: Position,
 ) -> Array:
     """Return the values of a chunk from the inputs of segments; 0 outside the segments."""
-    if [s.inputs for s in segments] == list(chunk.values()):
+    if all(segment.inputs == chunk[a] for a, segment in segments.items()):
         return part
     inside, target = [slice(None)] * part.ndim, [slice(None)] * part.ndim
-    for (axis, (start, stop)), segment in zip(chunk.items(), segments, strict=True):
-        begin, end = segment.inputs
+    for axis, segment in segments.items():
+        (start, stop), (begin, end) = chunk[axis], segment.inputs
         lo, hi = max(start, begin), min(stop, end)
         inside[axis], target[axis] = slice(lo - begin, hi - begin), slice(lo - start, hi - start)
     gx = np.zeros(shape, part.dtype)  # not a view, which would keep the larger array alive

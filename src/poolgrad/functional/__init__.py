@@ -6,6 +6,8 @@
 | `declare.py` | makes public functions from declarations; the types of public functions |
 | `selecting.py`, `weighted.py`, `bins.py`, `unpool.py` | the declarations, one topic each |
 | `docstrings.py` | composes the docstrings of functions and modules |
+
+Tests: ``tests/exactness/test_docs.py`` and ``tests/frontends/test_types.py``.
 """
 
 # The order of imports is the order of `FUNCTIONS` and of the checks of `poolgrad check`.

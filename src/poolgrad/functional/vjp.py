@@ -9,7 +9,6 @@ from poolgrad.call_cache import LOOKUPS, CallCache
 from poolgrad.frontend import front_end
 from poolgrad.interface import Request
 from poolgrad.pullback import Pullback
-from poolgrad.regions import VJPS
 from poolgrad.windows import brief
 
 A = TypeVar("A")
@@ -59,8 +58,7 @@ def vjp(fun: Callable[..., Any], x: A, *args: Any, **kwargs: Any) -> tuple[A, Pu
         if made is not None:
             return made  # type: ignore[no-any-return]
     describe = getattr(fun, "describe", None)
-    of_regions: Any = VJPS.get(fun) if callable(fun) else None
-    if of_regions is not None:
+    if (of_regions := getattr(fun, "vjp", None)) is not None:
         return of_regions(x, *args, **kwargs)  # type: ignore[no-any-return]
     if describe is None:
         raise TypeError(

@@ -4,6 +4,15 @@ An operator defines its *residual* (the arrays that its forward pass stores for 
 the kernels of its forward pass, vjp and jvp and, if it is nonlinear, its formula in array-API
 operations. `prepare` checks a call and lays out its arrays; a front end allocates the
 buffers that it describes, and passes arrays to the operator.
+
+| file | content |
+|---|---|
+| `selecting.py` | operators in which one input of each window wins, and max unpooling |
+| `weighted.py` | operators in which every input of a window has a weight |
+| `composed.py` | operators that are composed of other operators |
+
+`poolgrad.interface` defines the methods of an operator, docs/operators.md the formulas. Tests:
+``tests/exactness/test_operator_table.py``, and every test that iterates over the table.
 """
 
 from __future__ import annotations

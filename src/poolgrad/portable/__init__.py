@@ -23,10 +23,8 @@ derivative.py
     Reverse-mode differentiation of a function written in array-API operations.
 engine.py
     `forward`, `vjp`, `jvp` and `indices` of any operator of the table.
-function.py
-    The front end for libraries that have none of their own: values, `vjp`.
 regions.py
-    RoIPool and RoIAlign, for tensors on devices without kernels.
+    RoIPool and RoIAlign, for all arrays without kernels.
 
 `tests/exactness/test_portable.py` compares the results with `poolgrad.reference`, for arrays of
 PyTorch, JAX and array-api-strict; ``poolgrad check`` includes the front end ``portable``.

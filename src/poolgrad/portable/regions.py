@@ -2,38 +2,33 @@
 
 The results are those of the kernels: coordinates are computed in the same order and dtype, maxima
 have the same winners, and sums differ by rounding. No value is read by the host, and nothing is
-scattered. Gradients are sorted by their destination, stably, and added in blocks of fixed positions
-(`_segment_sums`), so equal calls give equal bits. Arrays of more than the size of the input, the
-output and the routes are computed in chunks of about `_CHUNK` elements.
+scattered. Gradients are sorted by their destination, stably, and added by a segment tree, so equal
+calls give equal bits. Arrays of more than the size of the input, the output and the routes are
+computed in tiles of some boxes and some channels, of about `_TILE` elements.
 
-RoIPool ranks the inputs of a plane, so that a maximum of ranks is the winner, and finds the maxima
-of all bins by log-step doubling: the maximum over any range is that of two ranges whose length is a
-power of two. RoIAlign sums the taps of a bin (inputs and weights) along rows, then along columns.
+RoIAlign is separable: the weight of an input in a bin is that of its row times that of its column.
+RoIPool finds the maxima of each bin's rows by log-step doubling (the maximum over any range is that
+of two ranges whose length is a power of two), and the maximum of these over the bin's columns.
 """
+
+# ruff: noqa: D102 - the base class documents the methods
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from copy import copy
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from poolgrad.portable.arrays import converted, exact_dtype, name_of, namespace, placed, widest
+import numpy as np
+from array_api_compat import is_array_api_obj, is_jax_array
 
-if TYPE_CHECKING:
-    from poolgrad.regions import Bins
+from poolgrad import arguments
+from poolgrad.portable.arrays import converted, exact_dtype, namespace, placed, widest
+from poolgrad.region_maps import Bins, RegionMap, check_input, name_of, table_of
 
-_CHUNK = 2**24  # elements of the largest temporary array
-_BLOCK = 16  # rows that one step of `_segment_sums` adds
+_TILE = 2**24  # elements of the largest temporary array
 _FARTHEST = 2.0**30
 _MOST_SAMPLES = 2**31  # of a bin along an axis, if their number follows from the box
-
-
-class Taps(NamedTuple):
-    """The taps of each bin along one axis, (boxes, bins, taps); a tap of weight 0 is not used."""
-
-    inputs: Any
-    weights: Any
 
 
 def accepted(boxes: Any, images: int, factor: float) -> Any:
@@ -47,368 +42,326 @@ def accepted(boxes: Any, images: int, factor: float) -> Any:
     return xp.all(exists) & xp.all(near) & xp.all(low <= high)
 
 
-class _Boxes:
-    """The boxes of a call, in the dtype in which coordinates are computed.
+def refusal(images: int) -> str:
+    """Return the error for boxes that are not `accepted`."""
+    return (
+        f"boxes must begin with the index of one of {images} images, have "
+        "x1 <= x2 and y1 <= y2, and lie within 2**30 pixels of the origin"
+    )
+
+
+def region_map(input: Any, boxes: Any, bins: Bins) -> tuple[Any, RegionMap]:
+    """Return an array of any array-API library, and the map of its regions.
+
+    Boxes are arrays on the device of the input, NumPy arrays, or lists of numbers.
+    """
+    xp, where, shape = namespace(input), placed(input), tuple(input.shape)
+    check_input(input.dtype, shape)
+
+    def convert(name: str, value: Any) -> Any:
+        if is_array_api_obj(value) and not isinstance(value, np.ndarray | np.generic):
+            return value
+        numbers = arguments.boxes(name, value)
+        return xp.asarray(numbers.tolist(), dtype=getattr(xp, numbers.dtype.name), **where)
+
+    def join(parts: list[Any]) -> Any:
+        kind = getattr(xp, widest(xp, input))
+        rows = [xp.zeros((0, 5), dtype=kind, **where)]
+        for image, own in enumerate(parts):
+            index = xp.full((own.shape[0], 1), image, dtype=kind, **where)
+            rows.append(xp.concat([index, xp.astype(own, kind)], axis=1))
+        return xp.concat(rows, axis=0)
+
+    table = table_of(boxes, shape[0], convert, join)
+    if not bool(accepted(table, shape[0], bins.spatial_scale)):
+        raise ValueError(refusal(shape[0]))
+    # A copy, because the caller may change the array.
+    return input, PortableMap(shape, xp.asarray(table, copy=True), name_of(input.dtype), bins)
+
+
+class PortableMap(RegionMap):
+    """The map of regions in array-API operations, on the device of the boxes.
 
     Parameters
     ----------
+    shape, dtype, bins
+        See `RegionMap`.
     boxes : array, shape (K, 5)
-        Boxes of real numbers, on the device of the feature maps.
-    shape : tuple of int
-        Shape of the feature maps.
-    size : sequence of int
-        Numbers of bins along the height and the width.
-    dtype : str
-        Dtype of the feature maps.
+        Real numbers. The index of an image that does not exist is clipped.
     """
 
-    def __init__(self, boxes: Any, shape: Sequence[int], size: Sequence[int], dtype: str) -> None:
-        self.xp = xp = namespace(boxes)
-        self.images, self.channels, self.height, self.width = shape
-        self.count, (self.rows, self.columns) = boxes.shape[0], size
-        self.dtype, self.where = exact_dtype(dtype), placed(boxes)
+    def __init__(self, shape: Sequence[int], boxes: Any, dtype: str, bins: Bins) -> None:
+        super().__init__(shape, boxes.shape[0], dtype, bins)
+        self._xp = xp = namespace(boxes)
+        self._where, self._sum_dtype = placed(boxes), exact_dtype(dtype)
         table = converted(xp, boxes, widest(xp, boxes))
-        image = xp.astype(table[:, 0], xp.int64)
-        self.image = xp.clip(image, 0, max(self.images - 1, 0))
-        corners = converted(xp, table[:, 1:], self.dtype)
-        self._corners = [corners[:, k : k + 1] for k in range(4)]
+        self._image = xp.clip(xp.astype(table[:, 0], xp.int64), 0, max(shape[0] - 1, 0))
+        self._corners = self._rounded(self._real(table[:, 1:]) * bins.spatial_scale)
 
-    @property
-    def out_shape(self) -> tuple[int, int, int, int]:
-        return self.count, self.channels, self.rows, self.columns
+    def pool(self, x: Any) -> tuple[Any, Any]:
+        (images, _, height, width), (*_, rows, columns) = self.shape, self.out_shape
+        tables = images * height * width * height.bit_length()
+        boxes = self._image, *self._pixels(0), *self._pixels(1)
+        each = rows * columns * width
+        indices = self._tiled(self._winners, "int32", tables, each, boxes, inputs=[x])
+        return self.apply(x, indices), indices
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return self.images, self.channels, self.height, self.width
+    def apply(self, x: Any, indices: Any = None) -> Any:
+        width, (*_, rows, columns) = self.shape[3], self.out_shape
+        if indices is not None:
+            each, boxes = rows * columns, [self._image]
+            return self._tiled(
+                self._gathered, self.dtype, 0, each, boxes, inputs=[x], outputs=[indices]
+            )
+        boxes = [self._image, *self._taps(0), *self._taps(1)]
+        each = rows * max(boxes[1].shape[2] * width, columns * boxes[3].shape[2])
+        return self._tiled(self._averages, self.dtype, 0, each, boxes, inputs=[x])
 
-    @property
-    def plane(self) -> int:
-        return self.height * self.width
+    def transposed(self, gy: Any, indices: Any = None) -> Any:
+        (images, _, height, width), (*_, rows, columns) = self.shape, self.out_shape
+        whole, each, boxes = images * height * width, rows * columns, [self._image]
+        if indices is not None:
+            return self._tiled(
+                self._scattered, self.dtype, whole, each, boxes, outputs=[gy, indices]
+            )
+        boxes += [*self._taps(0), self._weights(1)]
+        each = rows * max(boxes[1].shape[2], columns) * width
+        return self._tiled(self._spread, self.dtype, whole, each, boxes, outputs=[gy])
 
-    @property
-    def planes(self) -> Any:
-        """Return the number of the plane of each box and channel among all planes of the input."""
-        return self.image[:, None] * self.channels + self.arange(self.channels)[None, :]
+    def _tiled(
+        self,
+        compute: Callable[..., Any],
+        dtype: str,
+        whole: int,
+        each: int,
+        boxes: Sequence[Any],
+        inputs: Sequence[Any] = (),
+        outputs: Sequence[Any] = (),
+    ) -> Any:
+        """Compute a map in tiles of some channels and some boxes.
 
-    def with_channels(self, channels: int) -> _Boxes:
-        """Return the boxes for feature maps of fewer channels."""
-        changed = copy(self)
-        changed.channels = channels
-        return changed
-
-    def arange(self, *limits: int) -> Any:
-        return self.xp.arange(*limits, dtype=self.xp.int64, **self.where)
-
-    def number(self, value: float) -> Any:
-        """Return a number as an array on the device: PyTorch divides by it and rounds once.
-
-        On CUDA, PyTorch divides by a Python number by multiplying with its reciprocal.
+        Parameters
+        ----------
+        compute : callable
+            Takes the parts of all arrays: inputs, outputs, boxes. Without inputs it computes the
+            transpose, and the results of the boxes are added.
+        dtype : str
+            The dtype of the result.
+        whole, each : int
+            The elements of the largest temporary array for a channel, and for a box and a channel.
+        boxes, inputs, outputs : sequence of array
+            The arrays that are cut along boxes, along channels, and along both.
         """
-        return self.xp.full((), value, dtype=getattr(self.xp, self.dtype), **self.where)
+        xp, (count, channels, *_) = self._xp, self.out_shape
+        kind, shape = getattr(xp, dtype), self.out_shape if inputs else self.shape
+        if 0 in (*self.shape, count):
+            return xp.zeros(shape, dtype=kind, **self._where)
+        tiles = []
+        for first, last in _parts(boxes[0], channels, max(whole, each)):
+            cut = [x[:, first:last, ...] for x in inputs]
+            parts = [
+                compute(
+                    *cut,
+                    *(y[low:high, first:last, ...] for y in outputs),
+                    *(box[low:high, ...] for box in boxes),
+                )
+                for low, high in _parts(boxes[0], count, each * (last - first))
+            ]
+            tile = xp.concat(parts, axis=0) if inputs else sum(parts[1:], start=parts[0])
+            tiles.append(xp.astype(tile, kind))
+        return xp.concat(tiles, axis=1)
 
-    def real(self, value: Any) -> Any:
-        return converted(self.xp, value, self.dtype)
+    # Arrays
 
-    def pixel_bins(self, axis: int, factor: float) -> tuple[Any, Any]:
-        """Return the first pixel of each bin of RoIPool and the end: (K, bins)."""
-        xp, bins, size = self.xp, *self._of(axis)
-        first, last = (self._whole(self._corners[k] * factor) for k in (1 - axis, 3 - axis))
-        width = self.real(xp.clip(last - first + 1, min=1)) / self.number(bins)
-        index = self.arange(bins)[None, :]
-        begin = first + xp.astype(xp.floor(self.real(index) * width), xp.int64)
-        end = first + xp.astype(xp.ceil(self.real(index + 1) * width), xp.int64)
+    def _arange(self, *limits: int) -> Any:
+        return self._xp.arange(*limits, dtype=self._xp.int64, **self._where)
+
+    def _divided(self, value: Any, divisor: Any) -> Any:
+        """Divide and round once.
+
+        PyTorch on CUDA multiplies with the reciprocal of a Python number, XLA with that of any
+        array that is broadcast.
+        """
+        return value / self._rounded(self._xp.zeros_like(value) + divisor)
+
+    def _rounded(self, value: Any) -> Any:
+        """Return a value that a compiler must round, and not fuse with what is computed from it."""
+        return value
+
+    def _real(self, value: Any) -> Any:
+        return converted(self._xp, value, self._sum_dtype)
+
+    def _planes(self, image: Any, channels: int) -> Any:
+        """Return the number of a plane among all: (boxes, n) images to (boxes, channels, n)."""
+        return image[:, None, :] * channels + self._arange(channels)[:, None]
+
+    # RoIPool
+
+    def _pixels(self, axis: int) -> tuple[Any, Any]:
+        """Return the first pixel of each bin along an axis and the end: (boxes, bins)."""
+        xp, bins, size = self._xp, self.out_shape[2 + axis], self.shape[2 + axis]
+        first, last = (self._whole(self._corners[:, k, None]) for k in (1 - axis, 3 - axis))
+        width = self._divided(self._real(xp.clip(last - first + 1, min=1)), bins)
+        edges = self._real(self._arange(bins + 1)) * width
+        begin = first + xp.astype(xp.floor(edges[:, :-1]), xp.int64)
+        end = first + xp.astype(xp.ceil(edges[:, 1:]), xp.int64)
         return xp.clip(begin, 0, size), xp.clip(end, 0, size)
-
-    def _of(self, axis: int) -> tuple[int, int]:
-        """Return the number of bins and the size of the map along axis 0 (rows) or 1 (columns)."""
-        return ((self.rows, self.height), (self.columns, self.width))[axis]
 
     def _whole(self, value: Any) -> Any:
         """Round to integers, halves away from zero."""
-        xp, size = self.xp, self.xp.abs(value)
+        xp, size = self._xp, self._xp.abs(value)
         below = xp.floor(size)
-        rounded = below + self.real(size - below >= 0.5)
+        rounded = below + self._real(size - below >= 0.5)
         return xp.astype(xp.where(value < 0, -rounded, rounded), xp.int64)
 
-    def taps(self, axis: int, wanted: Bins) -> Taps:
-        """Return the taps of RoIAlign along an axis; weights are divided by the samples."""
-        xp, bins, size = self.xp, *self._of(axis)
-        offset = 0.5 if wanted.aligned else 0.0
-        start = self._corners[1 - axis] * wanted.spatial_scale - offset
-        width = self._corners[3 - axis] * wanted.spatial_scale - offset - start
-        if not wanted.aligned:
-            width = xp.where(width > 1, width, xp.ones_like(width))
-        width = width / self.number(bins)
-        begin = start + self.real(self.arange(bins)[None, :]) * width
-        ratio = wanted.sampling_ratio
-        if ratio and 2 * ratio < size:
-            return self._sampled_taps(begin, width, ratio, size)
-        if ratio:
-            samples = xp.zeros_like(begin, dtype=xp.int64) + ratio
-            steps = ratio.bit_length()
-        else:
-            samples = xp.astype(xp.ceil(width), xp.int64) + xp.zeros_like(begin, dtype=xp.int64)
-            samples, steps = xp.clip(samples, 0, _MOST_SAMPLES), _MOST_SAMPLES.bit_length()
-        return self._dense_taps(begin, width, samples, steps, size)
+    def _row_maxima(self, x: Any) -> list[Any]:
+        """Return the maxima of 1, 2, 4, ... rows from each row on, and the rows that they are in.
 
-    def _sampled_taps(self, begin: Any, width: Any, ratio: int, size: int) -> Taps:
-        """Return two taps for each sample."""
-        xp = self.xp
-        step = (self.real(self.arange(ratio)) + 0.5) * width[..., None] / self.number(ratio)
-        at = begin[..., None] + step
-        used = (at >= -1) & (at <= size)
-        inside = xp.where(used & (at > 0), at, xp.zeros_like(at))
-        low = xp.clip(xp.astype(inside, xp.int64), 0, size - 1)
-        fraction = xp.where(low < size - 1, inside - self.real(low), 0.0)
-        weights = xp.concat([1 - fraction, fraction], axis=-1)
-        weights = xp.where(xp.concat([used, used], axis=-1), weights, 0.0) / self.number(ratio)
-        return Taps(xp.concat([low, xp.clip(low + 1, max=size - 1)], axis=-1), weights)
+        Each is an array of lines: (powers of two * images * channels * rows, columns).
+        """
+        xp, height = self._xp, x.shape[2]
+        rows = xp.astype(self._arange(height), xp.int32)[:, None]
+        tables = [[x, xp.zeros_like(x, dtype=xp.int32) + rows]]
+        for exponent in range(height.bit_length() - 1):
+            step = 2**exponent  # the last rows have no `step` rows behind them, and are not read
+            behind = [
+                xp.concat([t[:, :, step:, :], t[:, :, height - step :, :]], axis=2)
+                for t in tables[-1]
+            ]
+            tables.append(_later_wins(xp, tables[-1], behind))
+        return [xp.reshape(xp.stack(t), (-1, x.shape[3])) for t in zip(*tables, strict=True)]
 
-    def _dense_taps(self, begin: Any, width: Any, samples: Any, steps: int, size: int) -> Taps:
-        """Return a tap for each input of the map.
+    def _winners(self, x: Any, image: Any, top: Any, bottom: Any, left: Any, right: Any) -> Any:
+        """Return the index of the winner of each bin in its plane, or -1."""
+        xp, (images, channels, height, width), tables = self._xp, x.shape, self._row_maxima(x)
+        powers = 2 ** self._arange(1, height.bit_length())
+        exponent = xp.sum(xp.astype((bottom - top)[:, :, None] >= powers, xp.int64), axis=2)
+        planes = self._planes(exponent * images + image[:, None], channels)
+
+        def read(row: Any) -> list[Any]:
+            lines = planes * height + xp.clip(row, 0, height - 1)[:, None, :]
+            return [_taken(xp, t, lines) for t in tables]
+
+        # (boxes, channels, rows of bins, columns) -> (..., columns of bins, columns)
+        found = _later_wins(xp, read(top), read(bottom - 2**exponent))
+        values, rows = (t[:, :, :, None, :] for t in found)
+        column = self._arange(width)
+        inside = (left[:, :, None] <= column) & (column < right[:, :, None])
+        inside = inside[:, None, None, :, :] & (top < bottom)[:, None, :, None, None]
+        values = xp.where(inside, values, -xp.inf)
+        best = xp.max(values, axis=-1)
+        wins = inside & ((values == best[..., None]) | xp.isnan(values))
+        index = rows * width + xp.astype(column, xp.int32)
+        first = xp.min(xp.where(wins, index, height * width), axis=-1)
+        last = xp.max(xp.where(wins, index, -1), axis=-1)
+        return xp.where(xp.isnan(best) | (last < 0), last, first)
+
+    def _positions(self, indices: Any, image: Any) -> tuple[Any, Any]:
+        """Return positions among all planes, and which indices are positions in their plane."""
+        index, plane = self._xp.astype(indices, self._xp.int64), self.shape[2] * self.shape[3]
+        planes = self._planes(image[:, None], indices.shape[1])[..., None]
+        return planes * plane + index, (index >= 0) & (index < plane)
+
+    def _gathered(self, x: Any, indices: Any, image: Any) -> Any:
+        at, inside = self._positions(indices, image)
+        values = _taken(self._xp, self._xp.reshape(x, (-1,)), self._xp.where(inside, at, 0))
+        return self._xp.where(inside, values, self._xp.zeros_like(values))
+
+    def _scattered(self, gy: Any, indices: Any, image: Any) -> Any:
+        xp, shape = self._xp, (self.shape[0], gy.shape[1], *self.shape[2:])
+        at, inside = self._positions(indices, image)
+        at = xp.reshape(xp.where(inside, at, math.prod(shape)), (-1,))
+        values = xp.reshape(self._real(gy), (-1, 1))
+        return xp.reshape(_sums_of_equals(xp, values, at, math.prod(shape)), shape)
+
+    # RoIAlign
+
+    def _weights(self, axis: int) -> Any:
+        """Return the weight of each input in each bin along an axis: (boxes, bins, inputs).
 
         Samples are equally spaced, so the sum of the weights that those between two inputs give to
         each follows from their number and their mean. The cost does not depend on the samples.
         """
-        xp, most = self.xp, self.real(self.xp.clip(samples, min=1))
+        xp, bins, size = self._xp, self.out_shape[2 + axis], self.shape[2 + axis]
+        offset, ratio = 0.5 if self.bins.aligned else 0.0, self.bins.sampling_ratio
+        low, high = (self._corners[:, k, None, None] - offset for k in (1 - axis, 3 - axis))
+        width = high - low
+        if not self.bins.aligned:
+            width = xp.where(width > 1, width, xp.ones_like(width))
+        width = self._divided(width, bins)
+        begin = low + self._rounded(self._real(self._arange(bins)[:, None]) * width)
+        samples = xp.clip(xp.astype(xp.ceil(width), xp.int64), 0, _MOST_SAMPLES)
+        samples = xp.zeros_like(samples) + ratio if ratio else samples
+        total = self._real(xp.clip(samples, min=1))
 
         def position(sample: Any) -> Any:
-            return begin + (self.real(sample) + 0.5) * width / most
+            return begin + self._divided((self._real(sample) + 0.5) * width, total)
 
-        def before(sample: Any) -> Any:
-            at = position(sample)
-            return xp.concat([at[:1, ...] < -1, at[1:, ...] <= size], axis=0)
+        # The first sample at or behind each input, and at or behind both ends of the map: samples
+        # from -1 to `size` are in it. The estimate is corrected where a division was rounded.
+        real = np.dtype(self._sum_dtype).type
+        points = self._real(self._arange(-1, size + 1))
+        behind_map = float(np.nextafter(real(size), real(np.inf)))
+        points = xp.where(points < size, points, behind_map)
+        apart = xp.where(width > 0, width / total, 1e-30)
+        behind = xp.clip(xp.ceil((points - begin) / apart - 0.5), 0.0, float(_MOST_SAMPLES))
+        behind = xp.astype(behind, xp.int64)
+        behind = behind + xp.astype(position(behind) < points, xp.int64)
+        behind = behind - xp.astype(position(behind - 1) >= points, xp.int64)
+        behind = xp.minimum(xp.clip(behind, min=0), samples)
 
-        # The first sample in the map, and the first behind it, by bisection: exact
-        zeros = xp.zeros((2, 1, 1), dtype=xp.int64, **self.where)
-        high = zeros + samples
-        low = xp.zeros_like(high)
-        for _ in range(steps):
-            middle = (low + high) // 2
-            later = before(middle) & (low < high)
-            low, high = xp.where(later, middle + 1, low), xp.where(later, high, middle)
-        first, last = low[0, :, :, None], low[1, :, :, None]
+        # Samples between two points share their weight among both, but those before the first and
+        # behind the last input have that of this input.
+        start, stop = behind[..., :-1], behind[..., 1:]
+        middle = position(self._real(start) / 2 + self._real(stop - 1) / 2)
+        share = xp.clip(middle - points[:-1], 0.0, 1.0)
+        share = xp.where(points[:-1] < 0, 1.0, xp.where(points[1:] > size - 1, 0.0, share))
+        number = self._divided(self._real(stop - start), total)
+        return (number * share)[..., :-1] + (number * (1 - share))[..., 1:]
 
-        # The first sample at or behind each input. An input on which a sample lies has the same
-        # weight from either side, so this number may be rounded.
-        inputs = self.real(self.arange(size))
-        distance = (width / most)[..., None]
-        ahead = inputs - begin[..., None]
-        spread = xp.where(distance > 0, distance, xp.ones_like(distance))
-        count = xp.ceil(ahead / spread - 0.5)
-        count = xp.where(distance > 0, count, self.real(ahead > 0) * _MOST_SAMPLES)
-        reached = xp.astype(xp.clip(count, 0.0, float(_MOST_SAMPLES)), xp.int64)
-        reached = xp.clip(reached, first, last)
-        following = xp.concat([reached[..., 1:], last], axis=-1)
+    def _taps(self, axis: int) -> tuple[Any, Any]:
+        """Return the inputs that samples read, with their weights: (boxes, bins, taps).
 
-        number = self.real(following - reached)
-        mean = begin[..., None] + self.real(following + reached) / 2 * distance - inputs
-        upper = number * xp.clip(mean, 0.0, 1.0)  # to the next input
-        upper = xp.concat([upper[..., :-1], xp.zeros_like(upper[..., :1])], axis=-1)
-        outside = self.real(reached[..., :1] - first)  # samples before the first input
-        lower = xp.concat([outside, upper[..., :-1]], axis=-1)
-        weights = (number - upper + lower) / most[..., None]
-        return Taps(self.arange(size) + xp.zeros_like(following), weights)
+        A sample has two taps along an axis. Without a number of samples all inputs are taps.
+        """
+        xp, weights, size = self._xp, self._weights(axis), self.shape[2 + axis]
+        taps = min(2 * self.bins.sampling_ratio or size, size)
+        inputs = xp.argsort(xp.astype(weights == 0, xp.int32), axis=2, stable=True)[:, :, :taps]
+        return inputs, xp.take_along_axis(weights, inputs, axis=2)
 
-
-# RoIPool
-
-
-def pool(x: Any, boxes: Any, wanted: Bins) -> tuple[Any, Any]:
-    """Compute the maximum of each bin, and the index of the winner in its plane (int32; or -1)."""
-    xp = namespace(x)
-    frame = _Boxes(boxes, x.shape, wanted.output_size, name_of(x.dtype))
-    if 0 in frame.out_shape:
-        return _zeros(xp, frame.out_shape, x.dtype, x), _zeros(xp, frame.out_shape, xp.int32, x)
-    rows, columns = (frame.pixel_bins(axis, wanted.spatial_scale) for axis in range(2))
-    inputs = frame.images * frame.plane * (frame.width.bit_length() + 4)
-    outputs = 8 * frame.count * frame.rows * frame.columns
-    parts = [
-        _maxima(frame, x[:, first:last, :, :], rows, columns)
-        for first, last in _chunks(frame.channels, inputs + outputs)
-    ]
-    y, indices = (xp.concat(list(part), axis=1) for part in zip(*parts, strict=True))
-    return y, converted(xp, indices, "int32")
-
-
-def pool_gather(t: Any, indices: Any, boxes: Any) -> Any:
-    """Return the input at each index, and 0 at -1."""
-    xp = namespace(t)
-    frame = _Boxes(boxes, t.shape, indices.shape[2:], name_of(t.dtype))
-    if 0 in frame.out_shape:
-        return _zeros(xp, frame.out_shape, t.dtype, t)
-    at, inside = _positions(frame, indices)
-    values = _taken(xp, xp.reshape(t, (-1,)), xp.where(inside, at, 0))
-    return xp.where(inside, values, xp.zeros_like(values))
-
-
-def pool_backward(gy: Any, indices: Any, boxes: Any, shape: Sequence[int]) -> Any:
-    """Add each gradient at its index; the gradient of the input."""
-    xp = namespace(gy)
-    frame = _Boxes(boxes, shape, gy.shape[2:], name_of(gy.dtype))
-    if 0 in frame.shape or 0 in frame.out_shape:
-        return _zeros(xp, frame.shape, gy.dtype, gy)
-    inputs = 2 * _BLOCK * frame.images * frame.plane
-    parts = []
-    for first, last in _chunks(frame.channels, inputs + math.prod(gy.shape) // frame.channels):
-        own, count = frame.with_channels(last - first), frame.images * (last - first) * frame.plane
-        at, inside = _positions(own, indices[:, first:last, :, :])
-        order, begin, end = _sorted(xp, xp.where(inside, at, count), count)
-        values = xp.reshape(gy[:, first:last, :, :], (-1,))
-        values = converted(xp, xp.take(values, order, axis=0), frame.dtype)
-        parts.append(xp.reshape(_segment_sums(xp, values[:, None], begin, end), own.shape))
-    return xp.astype(xp.concat(parts, axis=1), gy.dtype)
-
-
-def _maxima(
-    frame: _Boxes, x: Any, rows: tuple[Any, Any], columns: tuple[Any, Any]
-) -> tuple[Any, Any]:
-    """Return the maxima of some channels and their positions in a plane."""
-    xp, channels, plane = frame.xp, x.shape[1], frame.plane
-    count = frame.images * channels
-    numbers = frame.arange(plane)
-    flat = xp.reshape(converted(xp, x, frame.dtype), (count, plane))
-    # Ranks: of equal inputs the first has the highest, of NaN the last. Adding 0 removes signs of
-    # zeros, which a sort might distinguish.
-    nan = xp.isnan(flat)
-    backwards = xp.flip(xp.where(nan, 0.0, flat + 0.0), axis=1)
-    order = xp.argsort(backwards, axis=1, stable=True)
-    ranks = xp.flip(xp.argsort(order, axis=1, stable=True), axis=1)
-    ranks = xp.where(nan, plane + numbers, ranks)
-    ranks = converted(xp, ranks, "int32" if 2 * plane < 2**31 else "int64")
-
-    ranks = xp.reshape(ranks, (count, frame.height, frame.width))
-    tall, wide = _exponents(frame, *rows, frame.height), _exponents(frame, *columns, frame.width)
-    left = [columns[0], columns[1] - 2 ** xp.clip(wide, min=0)]
-    own = frame.with_channels(channels).planes  # (boxes, channels)
-    best = (
-        xp.zeros(
-            (frame.count, channels, frame.rows, frame.columns), dtype=ranks.dtype, **frame.where
+    def _averages(
+        self, x: Any, image: Any, rows: Any, row_weights: Any, columns: Any, column_weights: Any
+    ) -> Any:
+        xp, (_, channels, height, width) = self._xp, x.shape
+        lines = self._planes(image[:, None], channels)[..., None] * height + rows[:, None, :, :]
+        values = self._real(_taken(xp, xp.reshape(x, (-1, width)), lines))
+        sums = _weighted(xp, values, row_weights[:, None, :, :, None], 3)
+        at = xp.reshape(columns, (columns.shape[0], 1, 1, -1))
+        values = xp.take_along_axis(
+            sums, xp.broadcast_to(at, (*sums.shape[:3], at.shape[3])), axis=3
         )
-        - 1
-    )
-    for exponent in range(frame.height.bit_length()):
-        table = xp.stack(list(_doubled(xp, ranks, 2, frame.width.bit_length())))
-        table = xp.reshape(table, (-1,))
-        used = ((tall == exponent)[:, :, None] & (wide >= 0)[:, None, :])[:, None, :, :]
-        for row in (rows[0], rows[1] - 2**exponent):
-            for column in left:
-                at = (wide * count)[:, None, None, :] + own[:, :, None, None]
-                at = (at * frame.height + row[:, None, :, None]) * frame.width
-                at = xp.where(used, at + column[:, None, None, :], 0)
-                best = xp.where(used, xp.maximum(best, _taken(xp, table, at)), best)
-        ranks = _pairs(xp, ranks, 1, 2**exponent)
+        values = xp.reshape(values, (*sums.shape[:3], *columns.shape[1:]))
+        return _weighted(xp, values, column_weights[:, None, None, :, :], 4)
 
-    found = best >= 0
-    best = xp.astype(best, xp.int64)
-    ranked = own[:, :, None, None] * plane + xp.clip(best, 0, plane - 1)
-    winner = plane - 1 - _taken(xp, xp.reshape(order, (-1,)), ranked)
-    winner = xp.where(best < plane, winner, best - plane)
-    winner = xp.where(found, winner, 0)
-    values = _taken(xp, xp.reshape(x, (-1,)), own[:, :, None, None] * plane + winner)
-    return xp.where(found, values, xp.zeros_like(values)), xp.where(found, winner, -1)
+    def _spread(self, gy: Any, image: Any, rows: Any, row_weights: Any, columns: Any) -> Any:
+        xp, (images, _, height, width), channels = self._xp, self.shape, gy.shape[1]
+        gy = xp.permute_dims(self._real(gy), (0, 2, 1, 3))  # boxes, rows of bins, channels, columns
+        lines = _weighted(xp, gy[..., None], columns[:, None, None, :, :], 3)
+        weights = row_weights[:, :, :, None, None]
+        values = xp.where(weights > 0, weights * lines[:, :, None, :, :], 0.0)
+        keys = xp.reshape(image[:, None, None] * height + rows, (-1,))
+        values = xp.reshape(values, (keys.shape[0], channels * width))
+        sums = _sums_of_equals(xp, values, keys, images * height)
+        return xp.permute_dims(xp.reshape(sums, (images, height, channels, width)), (0, 2, 1, 3))
 
 
-def _exponents(frame: _Boxes, begin: Any, end: Any, size: int) -> Any:
-    """Return the exponent of the largest power of two that a range holds; -1 if it is empty."""
-    xp, powers = frame.xp, 2 ** frame.arange(size.bit_length())
-    return xp.sum(xp.astype((end - begin)[..., None] >= powers, xp.int64), axis=-1) - 1
+def _later_wins(xp: Any, earlier: Sequence[Any], later: Sequence[Any]) -> list[Any]:
+    """Return the larger values, and what belongs to them: of equal values the earlier.
 
-
-def _pairs(xp: Any, x: Any, axis: int, step: int) -> Any:
-    """Return the maximum of each element and the one `step` later, if there is one."""
-    size = x.shape[axis]
-    if step >= size:
-        return x
-    ahead = (slice(None),) * axis
-    behind = (slice(None),) * (x.ndim - axis - 1)
-    high = xp.maximum(
-        x[(*ahead, slice(0, size - step), *behind)], x[(*ahead, slice(step, size), *behind)]
-    )
-    return xp.concat([high, x[(*ahead, slice(size - step, size), *behind)]], axis=axis)
-
-
-def _doubled(xp: Any, x: Any, axis: int, count: int) -> Iterator[Any]:
-    """Yield the maxima of 1, 2, 4, ... elements along an axis."""
-    for exponent in range(count):
-        yield x
-        x = _pairs(xp, x, axis, 2**exponent)
-
-
-def _positions(frame: _Boxes, indices: Any) -> tuple[Any, Any]:
-    """Return positions in the whole input, and which indices are positions of their plane."""
-    xp = frame.xp
-    index = xp.astype(indices, xp.int64)
-    inside = (index >= 0) & (index < frame.plane)
-    return frame.planes[:, :, None, None] * frame.plane + index, inside
-
-
-# RoIAlign
-
-
-def align(x: Any, boxes: Any, wanted: Bins) -> Any:
-    """Compute the average of the samples of each bin."""
-    xp = namespace(x)
-    frame = _Boxes(boxes, x.shape, wanted.output_size, name_of(x.dtype))
-    if 0 in frame.out_shape:
-        return _zeros(xp, frame.out_shape, x.dtype, x)
-    rows, columns = frame.taps(0, wanted), frame.taps(1, wanted)
-    down, across = rows.inputs.shape[2], columns.inputs.shape[2]
-    lines = xp.reshape(x, (-1, frame.width))
-    planes = xp.reshape(frame.planes, (-1,))
-    parts = []
-    each = frame.rows * (down * frame.width + frame.columns * across)
-    for first, last in _chunks(frame.count * frame.channels, each):
-        box, count = frame.arange(first, last) // frame.channels, last - first
-        at = (planes[first:last] * frame.height)[:, None, None] + xp.take(rows.inputs, box, axis=0)
-        values = converted(xp, _taken(xp, lines, at), frame.dtype)
-        sums = _weighted(xp, values, xp.take(rows.weights, box, axis=0)[..., None], 2)
-        at = xp.reshape(xp.take(columns.inputs, box, axis=0), (count, 1, -1))
-        at = xp.broadcast_to(at, (count, frame.rows, at.shape[2]))
-        values = xp.take_along_axis(sums, at, axis=2)
-        values = xp.reshape(values, (count, frame.rows, frame.columns, across))
-        weights = xp.take(columns.weights, box, axis=0)[:, None, :, :]
-        parts.append(xp.astype(_weighted(xp, values, weights, 3), x.dtype))
-    return xp.reshape(xp.concat(parts, axis=0), frame.out_shape)
-
-
-def align_backward(gy: Any, boxes: Any, shape: Sequence[int], wanted: Bins) -> Any:
-    """Compute the gradient of the input: the transpose of `align`."""
-    xp = namespace(gy)
-    frame = _Boxes(boxes, shape, gy.shape[2:], name_of(gy.dtype))
-    if 0 in frame.shape or 0 in frame.out_shape:
-        return _zeros(xp, frame.shape, gy.dtype, gy)
-    rows, columns = frame.taps(0, wanted), frame.taps(1, wanted)
-    across = _by_input(frame, columns, frame.width)
-    down, count = rows.inputs.shape[2], frame.images * frame.height
-    each, inputs = frame.rows * frame.width * (frame.columns + down), count * frame.width
-    parts = []
-    for begin, end in _chunks(frame.channels, each * frame.count + 2 * _BLOCK * inputs):
-        total: Any = 0
-        for first, last in _chunks(frame.count, each * (end - begin)):
-            g = converted(xp, gy[first:last, begin:end, :, :], frame.dtype)
-            lines = xp.permute_dims(g, (0, 2, 1, 3))[..., None]  # (boxes, rows, channels, columns)
-            lines = _weighted(xp, lines, across[first:last, None, None, :, :], 3)
-            lines = xp.reshape(lines, ((last - first) * frame.rows, -1))
-            weights = xp.reshape(rows.weights[first:last, :, :], (-1,))
-            at = frame.image[first:last, None, None] * frame.height + rows.inputs[first:last, :, :]
-            at = xp.where(weights > 0, xp.reshape(at, (-1,)), count)
-            order, *segments = _sorted(xp, at, count)
-            values = xp.take(lines, order // down, axis=0)
-            values = xp.take(weights, order, axis=0)[:, None] * values
-            total = total + _segment_sums(xp, values, *segments)
-        total = xp.reshape(total, (frame.images, frame.height, end - begin, frame.width))
-        parts.append(xp.astype(xp.permute_dims(total, (0, 2, 1, 3)), gy.dtype))
-    return xp.concat(parts, axis=1)
-
-
-def _by_input(frame: _Boxes, taps: Taps, size: int) -> Any:
-    """Return the weight of each input of the map in each bin: (boxes, bins, size)."""
-    xp = frame.xp
-    if taps.inputs.shape[2] == size:  # a tap for each input
-        return taps.weights
-    here = taps.inputs[..., None] == frame.arange(size)
-    return xp.sum(xp.where(here, taps.weights[..., None], 0.0), axis=2)
+    A NaN is larger than all numbers, and a later one than an earlier one.
+    """
+    wins = (later[0] > earlier[0]) | xp.isnan(later[0])
+    return [xp.where(wins, b, a) for a, b in zip(earlier, later, strict=True)]
 
 
 def _weighted(xp: Any, values: Any, weights: Any, axis: int) -> Any:
@@ -416,39 +369,26 @@ def _weighted(xp: Any, values: Any, weights: Any, axis: int) -> Any:
     return xp.sum(xp.where(weights > 0, weights * values, 0.0), axis=axis)
 
 
-# Sums without scattering
+def _sums_of_equals(xp: Any, values: Any, keys: Any, count: int) -> Any:
+    """Return the sum of the rows of each key from 0 to `count`, without scattering.
 
-
-def _sorted(xp: Any, keys: Any, count: int) -> tuple[Any, Any, Any]:
-    """Sort keys stably; return the order, and the begin and end of each of `count` keys in it."""
-    flat = xp.reshape(keys, (-1,))
-    order = xp.argsort(flat, stable=True)
-    limits = xp.arange(count + 1, dtype=flat.dtype, **placed(keys))
-    limits = xp.searchsorted(xp.take(flat, order, axis=0), limits)
-    return order, limits[:-1], limits[1:]
-
-
-def _segment_sums(xp: Any, values: Any, begin: Any, end: Any) -> Any:
-    """Sum the rows from begin to end of each segment.
-
-    A segment is a sum of whole blocks of `_BLOCK` rows, which are segments of an array of the sums
-    of blocks, and of the rows before and behind them.
+    Rows are sorted by their keys and added by a segment tree: a level has the sums of pairs of rows
+    of the level below, and a segment is the sum of at most two rows of each level, an odd first one
+    and an even last one.
     """
-    total: Any = 0
-    while True:
-        first = xp.minimum(-(-begin // _BLOCK) * _BLOCK, end)
-        last = xp.maximum(end // _BLOCK * _BLOCK, first)
-        for low, high in ((begin, first), (last, end)):
-            at = low[:, None] + xp.arange(_BLOCK, dtype=low.dtype, **placed(low))
-            inside = at < high[:, None]
-            rows = _taken(xp, values, xp.where(inside, at, 0))
-            total = total + xp.sum(xp.where(inside[:, :, None], rows, 0.0), axis=1)
-        count, width = values.shape
-        if count < _BLOCK:
-            return total
-        none = xp.zeros((-count % _BLOCK, width), dtype=values.dtype, **placed(values))
-        values = xp.reshape(xp.concat([values, none], axis=0), (-1, _BLOCK, width))
-        values, begin, end = xp.sum(values, axis=1), first // _BLOCK, last // _BLOCK
+    order = xp.argsort(keys, stable=True)
+    keys, values = xp.take(keys, order, axis=0), xp.take(values, order, axis=0)
+    limits = xp.searchsorted(keys, xp.arange(count + 1, dtype=keys.dtype, **placed(keys)))
+    begin, end = limits[:-1], limits[1:]
+    total: Any = 0.0
+    while values.shape[0]:
+        for at, apart in ((begin, begin % 2 == 1), (end - 1, end % 2 == 1)):
+            used = apart & (begin < end)
+            rows = xp.take(values, xp.where(used, at, 0), axis=0)
+            total = total + xp.where(used[:, None], rows, 0.0)
+        begin, end = (begin + 1) // 2, end // 2
+        values = values[:-1:2, :] + values[1::2, :]
+    return total
 
 
 def _taken(xp: Any, x: Any, at: Any) -> Any:
@@ -457,11 +397,10 @@ def _taken(xp: Any, x: Any, at: Any) -> Any:
     return xp.reshape(rows, (*at.shape, *x.shape[1:]))
 
 
-def _zeros(xp: Any, shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
-    return xp.zeros(shape, dtype=dtype, **placed(like))
+def _parts(like: Any, count: int, each: int) -> Iterator[tuple[int, int]]:
+    """Divide `count` things of `each` elements into ranges of at most `_TILE` elements.
 
-
-def _chunks(count: int, each: int) -> Iterator[tuple[int, int]]:
-    """Divide `count` things of `each` elements into ranges of at most `_CHUNK` elements."""
-    step = max(_CHUNK // max(each, 1), 1)
+    JAX gets one range: XLA fuses a sum with its terms, and would compile each range separately.
+    """
+    step = count if is_jax_array(like) else max(_TILE // max(each, 1), 1)
     return ((first, min(first + step, count)) for first in range(0, count, step))

@@ -11,6 +11,11 @@ has a function of the same name here.
     >>> y, pullback(np.array([[2.5]]))
     (array([[3.]]), array([[0. , 2.5],
            [0. , 0. ]]))
+
+`operators` has the formulas, `geometry` the positions of windows by plain loops, `windows` the loop
+over windows with the gradients, `regions` region-of-interest pooling. Nothing of this is shared
+with the kernels. ``tests/exactness/test_reference.py`` tests it against definitions, PyTorch and
+finite differences.
 """
 
 from __future__ import annotations

@@ -180,22 +180,10 @@ def lip(window: Inside) -> Pooled:
     return Pooled(y, weights, doperand=np.where(weights == 0, 0, weights * (x - y)))
 
 
-OPERATORS: dict[str, Callable[..., Pooled]] = {
-    "max": max,
-    "relu_max": relu_max,
-    "min": min,
-    "median": median,
-    "avg": avg,
-    "lp": lp,
-    "log_mean_exp": log_mean_exp,
-    "soft": soft,
-    "stochastic": stochastic,
-    "expected": expected,
-    "mixed": mixed,
-    "range": range,
-    "lip": lip,
-    "fractional_max": max,  # only its windows differ
-}
+_SELECTING = (max, relu_max, min, median, stochastic, range)
+_WEIGHTED = (avg, lp, log_mean_exp, soft, expected, mixed, lip)
+OPERATORS: dict[str, Callable[..., Pooled]] = {f.__name__: f for f in (*_SELECTING, *_WEIGHTED)}
+OPERATORS["fractional_max"] = max  # only its windows differ
 
 
 def _select(x: Array, choose: Callable[[Array], Any], ties: str, empty: Any = None) -> Pooled:

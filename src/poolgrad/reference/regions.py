@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +28,8 @@ class Entry(NamedTuple):
 class RegionPullback:
     """Computes the output and, when called, the gradient of the input, from the same entries."""
 
-    def __init__(self, x: Any, table: Array, size: tuple[int, int], entries: list[Entry]) -> None:
-        self._x = np.asarray(x)
+    def __init__(self, x: Array, table: Array, size: tuple[int, int], entries: list[Entry]) -> None:
+        self._x = x
         self._entries = entries
         y = np.zeros((len(table), self._x.shape[1], *size))
         for output, inputs, weights in entries:
@@ -58,9 +59,11 @@ def _pair(output_size: Any) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def _real(x: Any) -> type[np.floating[Any]]:
-    """Return the dtype in which coordinates are computed."""
-    return np.float64 if np.asarray(x).dtype == np.float64 else np.float32
+def _scaled(x: Array, table: Array, spatial_scale: float) -> Iterator[tuple[int, int, list[Any]]]:
+    """Return each box's number, image and scaled coordinates, in the dtype for coordinates."""
+    real = np.float64 if x.dtype == np.float64 else np.float32
+    for k, (image, *corners) in enumerate(table):
+        yield k, int(image), [real(c) * real(spatial_scale) for c in corners]
 
 
 # RoIPool
@@ -88,13 +91,10 @@ def pixel_bins(low: Any, high: Any, bins: int, size: int) -> list[range]:
 
 
 def _pool_entries(
-    x: Any, table: Array, size: tuple[int, int], spatial_scale: float
+    x: Array, table: Array, size: tuple[int, int], spatial_scale: float = 1.0
 ) -> Iterator[Entry]:
-    x, real = np.asarray(x), _real(x)
     _, channels, height, width = x.shape
-    for k, box in enumerate(table):
-        image = int(box[0])
-        x1, y1, x2, y2 = (real(c) * real(spatial_scale) for c in box[1:])
+    for k, image, (x1, y1, x2, y2) in _scaled(x, table, spatial_scale):
         rows, columns = pixel_bins(y1, y2, size[0], height), pixel_bins(x1, x2, size[1], width)
         for c, i, j in itertools.product(range(channels), range(size[0]), range(size[1])):
             pixels = [(image, c, h, w) for h in rows[i] for w in columns[j]]
@@ -148,18 +148,15 @@ def sample_points(low: Any, high: Any, bins: int, ratio: int, aligned: bool) -> 
 
 
 def _align_entries(
-    x: Any,
+    x: Array,
     table: Array,
     size: tuple[int, int],
-    spatial_scale: float,
-    sampling_ratio: int,
-    aligned: bool,
+    spatial_scale: float = 1.0,
+    sampling_ratio: int = -1,
+    aligned: bool = False,
 ) -> Iterator[Entry]:
-    x, real = np.asarray(x), _real(x)
     _, channels, height, width = x.shape
-    for k, box in enumerate(table):
-        image = int(box[0])
-        x1, y1, x2, y2 = (real(c) * real(spatial_scale) for c in box[1:])
+    for k, image, (x1, y1, x2, y2) in _scaled(x, table, spatial_scale):
         rows = sample_points(y1, y2, size[0], sampling_ratio, aligned)
         columns = sample_points(x1, x2, size[1], sampling_ratio, aligned)
         for i, j in itertools.product(range(size[0]), range(size[1])):
@@ -176,32 +173,22 @@ def _align_entries(
 # Functions with the signatures of `poolgrad`
 
 
-def _pool_vjp(
-    input: Any, boxes: Any, output_size: Any, spatial_scale: float = 1.0
-) -> tuple[Array, RegionPullback]:
-    table, size = _table(boxes), _pair(output_size)
-    entries = list(_pool_entries(input, table, size, spatial_scale))
-    pullback = RegionPullback(input, table, size, entries)
-    return pullback.y, pullback
-
-
-def _align_vjp(
+def _vjp(
+    entries: Callable[..., Iterator[Entry]],
     input: Any,
     boxes: Any,
     output_size: Any,
-    spatial_scale: float = 1.0,
-    sampling_ratio: int = -1,
-    aligned: bool = False,
+    *arguments: Any,
+    **named: Any,
 ) -> tuple[Array, RegionPullback]:
-    table, size = _table(boxes), _pair(output_size)
-    where = (spatial_scale, sampling_ratio, aligned)
-    pullback = RegionPullback(input, table, size, list(_align_entries(input, table, size, *where)))
+    x, table, size = np.asarray(input), _table(boxes), _pair(output_size)
+    pullback = RegionPullback(x, table, size, list(entries(x, table, size, *arguments, **named)))
     return pullback.y, pullback
 
 
 def roi_pool(input: Any, boxes: Any, output_size: Any, spatial_scale: float = 1.0) -> Array:
     """Reference implementation of `poolgrad.roi_pool` (Girshick, Fast R-CNN, 2015)."""
-    return _pool_vjp(input, boxes, output_size, spatial_scale)[0]
+    return _vjp(_pool_entries, input, boxes, output_size, spatial_scale)[0]
 
 
 def roi_align(
@@ -213,10 +200,11 @@ def roi_align(
     aligned: bool = False,
 ) -> Array:
     """Reference implementation of `poolgrad.roi_align` (He et al., Mask R-CNN, 2017)."""
-    return _align_vjp(input, boxes, output_size, spatial_scale, sampling_ratio, aligned)[0]
+    how = spatial_scale, sampling_ratio, aligned
+    return _vjp(_align_entries, input, boxes, output_size, *how)[0]
 
 
 VJPS: dict[Callable[..., Any], Callable[..., tuple[Array, RegionPullback]]] = {
-    roi_pool: _pool_vjp,
-    roi_align: _align_vjp,
+    roi_pool: partial(_vjp, _pool_entries),
+    roi_align: partial(_vjp, _align_entries),
 }

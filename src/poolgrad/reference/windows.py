@@ -89,42 +89,42 @@ class Pullback:
 
     def __call__(self, gy: Array) -> Array:
         """Compute the gradient of the input: the weighted sum of the gradients of outputs."""
+        return self._transposed([entry.pooled.dx for entry in self._entries], gy, self._dtype)
+
+    def _transposed(self, derivatives: list[Any], gy: Array, dtype: np.dtype[Any]) -> Array:
+        """Return the gradient of an array of the shape of the input.
+
+        `derivatives` are those of each output with respect to the elements in its window.
+        """
         gy = self._flat(np.expand_dims(gy, self._squeezed)).astype(np.float64)
         gx = np.zeros((len(gy), *self._sizes))
         with np.errstate(all="ignore"):
-            for plane, output, inputs, _, pooled in self._entries:
-                for i, weight in zip(inputs, pooled.dx, strict=True):
+            for (plane, output, inputs, *_), weights in zip(
+                self._entries, derivatives, strict=True
+            ):
+                for i, weight in zip(inputs, weights, strict=True):
                     if weight:  # 0 * inf counts as 0
                         gx[(plane, *i)] += weight * gy[(plane, *output)]
-            return self._back(gx.astype(self._dtype))
+            return self._back(gx.astype(dtype))
 
     def parameters(self, gy: Array) -> dict[str, Array]:
         """The gradients of the learned arguments, by name, in the shape of each."""
         if self._operand is not None:
-            return {self._operator.operand.name: self._operand_gradient(gy)}
+            slopes = [entry.pooled.doperand for entry in self._entries]
+            gradient = self._transposed(slopes, gy, self._operand_dtype)
+            return {self._operator.operand.name: gradient}
         if not self._operator.learned:
             return {}
         gy = self._flat(np.expand_dims(gy, self._squeezed)).astype(np.float64)
-        slopes = np.zeros(len(gy))
+        totals = np.zeros(len(gy))
         with np.errstate(all="ignore"):
             for plane, output, _, _, pooled in self._entries:
                 if pooled.dtheta:
-                    slopes[plane] += pooled.dtheta * gy[(plane, *output)]
+                    totals[plane] += pooled.dtheta * gy[(plane, *output)]
             shared = tuple(range(len(self._channelled) - self._theta.ndim))
-            total = slopes.reshape(self._channelled).sum(shared)
+            total = totals.reshape(self._channelled).sum(shared)
             dtype = np.float64 if self._dtype == np.float64 else np.float32
             return {self._operator.operand.name: np.asarray(total, dtype)}
-
-    def _operand_gradient(self, gy: Array) -> Array:
-        """The gradient of an operand of the shape of the input."""
-        gy = self._flat(np.expand_dims(gy, self._squeezed)).astype(np.float64)
-        total = np.zeros((len(gy), *self._sizes))
-        with np.errstate(all="ignore"):
-            for plane, output, inputs, _, pooled in self._entries:
-                for i, weight in zip(inputs, np.asarray(pooled.doperand), strict=True):
-                    if weight:
-                        total[(plane, *i)] += weight * gy[(plane, *output)]
-            return self._back(total.astype(self._operand_dtype))
 
     def _takes(self, kind: type[Operand]) -> bool:
         """Whether the operator's operand is of this kind."""

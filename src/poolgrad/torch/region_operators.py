@@ -8,26 +8,34 @@ In ``torch.ops.poolgrad`` there are
 * ``roi_pool_backward(gy, indices, boxes, shape) -> gx`` and
 * ``roi_pool_gather(t, indices, boxes) -> ty``.
 
-RoIAlign is linear in its input, and so is RoIPool for fixed indices. The operators are therefore
-each other's derivatives, in reverse and in forward mode, and there are gradients of any order.
-Boxes, of shape (K, 5) in all of them, have no gradient. The kernels pool tensors on the CPU, and
-`poolgrad.portable.regions` pools all others on their device.
+RoIAlign is linear in its input, and so is RoIPool for fixed indices. An operator is therefore its
+own derivative in forward mode (of ``roi_pool``, ``roi_pool_gather``), and its transpose is that in
+reverse mode, so there are gradients of any order. Boxes, of shape (K, 5) in all of them, have no
+gradient. The kernels pool tensors on the CPU, and `poolgrad.portable.regions` all others on their
+device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from poolgrad.core import Regions
 from poolgrad.interface import Buffer
-from poolgrad.portable import regions as portable
-from poolgrad.regions import bins, check_input, check_table, output_shape
+from poolgrad.portable.regions import PortableMap, accepted, refusal
+from poolgrad.region_maps import (
+    Bins,
+    KernelMap,
+    RegionMap,
+    bins,
+    check_input,
+    check_table,
+    output_shape,
+)
 from poolgrad.torch._compat import assert_later
-from poolgrad.torch.arrays import allocate, compact, name_of
+from poolgrad.torch.arrays import DTYPES, allocate, compact, name_of
 from poolgrad.torch.batching import one_by_one
 from poolgrad.torch.derivatives import differentiable, save
 from poolgrad.torch.devices import implement, names_of_tensors, on_one_device
@@ -38,25 +46,59 @@ LIBRARY = library(__name__)
 _ASSERTING = ("cpu", "cuda")  # devices on which PyTorch implements assertions without waiting
 
 
-# Implementations: kernels on the CPU, otherwise `poolgrad.portable`
+# Maps
 
 
 def _has_kernels(x: Tensor) -> bool:
     return x.is_cpu
 
 
-def _check(shape: Sequence[int], dtype: torch.dtype, boxes: Tensor, size: Sequence[int]) -> Any:
-    """Check feature maps of this shape and dtype, and boxes; return the shape of the output."""
-    check_input(name_of(dtype), tuple(shape))
-    check_table(name_of(boxes.dtype), tuple(boxes.shape))
-    return output_shape(boxes.shape[0], tuple(shape), size)
+class _TensorMap(KernelMap):
+    """The map of regions as computed by the kernels, for tensors on the CPU."""
+
+    def _contiguous(self, name: str, array: Tensor, dtype: str) -> Tensor:
+        return compact(name, array).to(DTYPES[dtype])
+
+    def _allocate(self, buffer: Buffer) -> Tensor:
+        return allocate(buffer, self._boxes)
+
+    def _converted(self, array: Tensor) -> Tensor:
+        return array.to(DTYPES[self.dtype])
+
+    def _threads(self) -> int:
+        return torch.get_num_threads()
 
 
-def _bins_of(name: str, tensor: Tensor) -> torch.Size:
-    """Return the numbers of bins of the tensor `name`, which has the shape of the output."""
-    if tensor.dim() != 4:
-        raise ValueError(f"{name} must have four axes, got shape {tuple(tensor.shape)}")
-    return tensor.shape[2:]
+class _Call(NamedTuple):
+    """The arguments of any of the operators: a map, and what it or its transpose is applied to."""
+
+    x: Tensor
+    indices: list[Tensor]
+    boxes: Tensor
+    shape: Sequence[int]
+    size: Sequence[int]
+    how: list[Any]
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """The shape of the bins, after a check of shapes and dtypes; sizes may be symbolic."""
+        check_input(name_of(self.x.dtype), tuple(self.shape))
+        check_table(name_of(self.boxes.dtype), tuple(self.boxes.shape))
+        return output_shape(self.boxes.shape[0], tuple(self.shape), self.size)
+
+    def regions(self) -> RegionMap:
+        """Return the map for the device of `x`; on others than the CPU, it checks boxes there."""
+        x, boxes, images = self.x, self.boxes, self.shape[0]
+        where = (tuple(self.size), *(self.how or [1.0]))
+        if _has_kernels(x):
+            table = compact("boxes", boxes).to(torch.float64)
+            return _TensorMap(self.shape, table, name_of(x.dtype), Bins(*where))
+        if boxes.shape[0] and not images:
+            raise ValueError(f"boxes must be empty if input has no images, got {boxes.shape[0]}")
+        given = bins(*where)
+        if boxes.device.type in _ASSERTING:
+            assert_later(accepted(boxes, images, given.spatial_scale), refusal(images))
+        return PortableMap(self.shape, boxes, name_of(x.dtype), given)
 
 
 def _like(name: str, given: Tensor, expected: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -68,274 +110,7 @@ def _like(name: str, given: Tensor, expected: tuple[int, ...], dtype: torch.dtyp
         )
 
 
-class _Kernels:
-    """The kernels for feature maps of a dtype and shape, and boxes in them."""
-
-    def __init__(
-        self, dtype: torch.dtype, shape: Sequence[int], boxes: Tensor, size: Any, *where: Any
-    ) -> None:
-        self._result, self._how = dtype, where[1:]
-        self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        self._shape, self._out_shape = tuple(shape), (boxes.shape[0], shape[1], *size)
-        self._table = compact("boxes", boxes).to(torch.float64)
-        dtype_name = name_of(self._dtype)
-        self._regions = Regions(self._shape, tuple(size), dtype_name, self._table, where[0])
-        self._threads = torch.get_num_threads()
-
-    def align(self, x: Tensor) -> Tensor:
-        return self._run(self._regions.align, "input", x, self._out_shape, after=self._how)
-
-    def align_backward(self, gy: Tensor) -> Tensor:
-        return self._run(self._regions.align_backward, "gy", gy, self._shape, after=self._how)
-
-    def pool(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        indices = self._allocate(self._out_shape, "int32")
-        y = self._run(self._regions.pool, "input", x, self._out_shape, after=(indices,))
-        return y, indices
-
-    def pool_backward(self, gy: Tensor, indices: Tensor) -> Tensor:
-        given = (compact("indices", indices),)
-        return self._run(self._regions.pool_backward, "gy", gy, self._shape, given)
-
-    def pool_gather(self, t: Tensor, indices: Tensor) -> Tensor:
-        given = (compact("indices", indices),)
-        return self._run(self._regions.pool_gather, "t", t, self._out_shape, given)
-
-    def _run(
-        self,
-        kernel: Callable[..., None],
-        name: str,
-        source: Tensor,
-        shape: tuple[int, ...],
-        before: tuple[Any, ...] = (),
-        after: tuple[Any, ...] = (),
-    ) -> Tensor:
-        """Call a kernel with the tensor `name`; `before` and `after` are around the result."""
-        result = self._allocate(shape, name_of(self._dtype))
-        values = compact(name, source).to(self._dtype)
-        kernel(values, *before, result, *after, self._threads)
-        return result.to(self._result)
-
-    def _allocate(self, shape: tuple[int, ...], dtype: str) -> Tensor:
-        cause = "input of shape {}, boxes and output_size"
-        order = tuple(range(len(shape)))
-        return allocate(Buffer(shape, order, dtype, self._shape, cause), self._table)
-
-
-class _Portable:
-    """The same on a device without kernels; the values of boxes are checked on the device."""
-
-    def __init__(
-        self, dtype: torch.dtype, shape: Sequence[int], boxes: Tensor, size: Any, *where: Any
-    ) -> None:
-        self._shape, self._boxes, self._where = tuple(shape), boxes, bins(tuple(size), *where)
-        images = shape[0]
-        if boxes.shape[0] and not images:
-            raise ValueError(f"boxes must be empty if input has no images, got {boxes.shape[0]}")
-        if boxes.device.type in _ASSERTING:
-            accepted = portable.accepted(boxes, images, self._where.spatial_scale)
-            assert_later(
-                accepted,
-                f"boxes must begin with the index of one of {images} images, have "
-                "x1 <= x2 and y1 <= y2, and lie within 2**30 pixels of the origin",
-            )
-
-    def align(self, x: Tensor) -> Tensor:
-        return _contiguous(portable.align(x, self._boxes, self._where))
-
-    def align_backward(self, gy: Tensor) -> Tensor:
-        return _contiguous(portable.align_backward(gy, self._boxes, self._shape, self._where))
-
-    def pool(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y, indices = portable.pool(x, self._boxes, self._where)
-        return _contiguous(y), _contiguous(indices)
-
-    def pool_backward(self, gy: Tensor, indices: Tensor) -> Tensor:
-        return _contiguous(portable.pool_backward(gy, indices, self._boxes, self._shape))
-
-    def pool_gather(self, t: Tensor, indices: Tensor) -> Tensor:
-        return _contiguous(portable.pool_gather(t, indices, self._boxes))
-
-
-def _contiguous(result: Tensor) -> Tensor:
-    """Return a tensor of the strides that the shape functions promise."""
-    return result.contiguous()
-
-
-def _regions(
-    tensors: dict[str, Tensor], shape: Sequence[int], boxes: Tensor, size: Any, *where: Any
-) -> _Kernels | _Portable:
-    """Check the arguments of an operator, and choose its implementation.
-
-    The names of `tensors` are those of the schema: feature maps or gradients first, then indices.
-    """
-    (name, first), *rest = tensors.items()
-    out_shape = _check(shape, first.dtype, boxes, size)
-    if name == "gy":
-        _like(name, first, out_shape, first.dtype)
-    for other, indices in rest:
-        _like(other, indices, out_shape, torch.int32)
-    chosen = _Kernels if _has_kernels(first) else _Portable
-    return chosen(first.dtype, shape, boxes, size, *where)
-
-
-def _align(x: Tensor, boxes: Tensor, *where: Any) -> Tensor:
-    return _regions({"input": x}, x.shape, boxes, *where).align(x)
-
-
-def _align_backward(gy: Tensor, boxes: Tensor, shape: Sequence[int], *where: Any) -> Tensor:
-    size = _bins_of("gy", gy)
-    return _regions({"gy": gy}, shape, boxes, size, *where).align_backward(gy)
-
-
-def _pool(x: Tensor, boxes: Tensor, *where: Any) -> tuple[Tensor, Tensor]:
-    return _regions({"input": x}, x.shape, boxes, *where).pool(x)
-
-
-def _pool_backward(gy: Tensor, indices: Tensor, boxes: Tensor, shape: Sequence[int]) -> Tensor:
-    given, size = {"gy": gy, "indices": indices}, _bins_of("gy", gy)
-    return _regions(given, shape, boxes, size, 1.0).pool_backward(gy, indices)
-
-
-def _pool_gather(t: Tensor, indices: Tensor, boxes: Tensor) -> Tensor:
-    given, size = {"t": t, "indices": indices}, _bins_of("indices", indices)
-    return _regions(given, t.shape, boxes, size, 1.0).pool_gather(t, indices)
-
-
-# Shapes without data; sizes may be symbolic
-
-
-def _fake_align(x: Tensor, boxes: Tensor, size: Sequence[int], *rest: Any) -> Tensor:
-    return x.new_empty(_check(x.shape, x.dtype, boxes, size))
-
-
-def _fake_backward(gy: Tensor, boxes: Tensor, shape: Sequence[int], *rest: Any) -> Tensor:
-    _check(shape, gy.dtype, boxes, _bins_of("gy", gy))
-    return gy.new_empty(shape)
-
-
-def _fake_pool(
-    x: Tensor, boxes: Tensor, size: Sequence[int], scale: float
-) -> tuple[Tensor, Tensor]:
-    shape = _check(x.shape, x.dtype, boxes, size)
-    return x.new_empty(shape), x.new_empty(shape, dtype=torch.int32)
-
-
-def _fake_pool_backward(gy: Tensor, indices: Tensor, boxes: Tensor, shape: Sequence[int]) -> Tensor:
-    return _fake_backward(gy, boxes, shape)
-
-
-def _fake_pool_gather(t: Tensor, indices: Tensor, boxes: Tensor) -> Tensor:
-    return t.new_empty(_check(t.shape, t.dtype, boxes, _bins_of("indices", indices)))
-
-
-# The operators and their derivatives
-
-
-def _define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    LIBRARY.define(f"{name}{schema}")
-    op = getattr(torch.ops.poolgrad, name).default
-    names = names_of_tensors(schema)
-    implement(op, on_one_device(names, run), LIBRARY)
-    torch.library.register_fake(op, on_one_device(names, fake), lib=LIBRARY)
-    return op
-
-
-_WHERE = "float spatial_scale, int sampling_ratio, bool aligned"
-_OPS = {
-    "roi_align": _define(
-        "roi_align",
-        f"(Tensor input, Tensor boxes, SymInt[] output_size, {_WHERE}) -> Tensor",
-        _align,
-        _fake_align,
-    ),
-    "roi_align_backward": _define(
-        "roi_align_backward",
-        f"(Tensor gy, Tensor boxes, SymInt[] shape, {_WHERE}) -> Tensor",
-        _align_backward,
-        _fake_backward,
-    ),
-    "roi_pool": _define(
-        "roi_pool",
-        "(Tensor input, Tensor boxes, SymInt[] output_size, float spatial_scale)"
-        " -> (Tensor, Tensor)",
-        _pool,
-        _fake_pool,
-    ),
-    "roi_pool_backward": _define(
-        "roi_pool_backward",
-        "(Tensor gy, Tensor indices, Tensor boxes, SymInt[] shape) -> Tensor",
-        _pool_backward,
-        _fake_pool_backward,
-    ),
-    "roi_pool_gather": _define(
-        "roi_pool_gather",
-        "(Tensor t, Tensor indices, Tensor boxes) -> Tensor",
-        _pool_gather,
-        _fake_pool_gather,
-    ),
-}
-
-
-def _only_first(ctx: Any, gradient: Tensor | None) -> Any:
-    """Return the gradients of all arguments; only the first has one."""
-    return (gradient, *(None,) * (ctx.inputs - 1))
-
-
-def _keep_align(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, boxes, size, *ctx.scale = inputs
-    ctx.shape, ctx.size = tuple(x.shape), tuple(size)
-    save(ctx, (boxes,))
-
-
-def _keep_align_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    gy, boxes, shape, *ctx.scale = inputs
-    ctx.shape, ctx.size = tuple(shape), tuple(gy.shape[2:])
-    save(ctx, (boxes,))
-
-
-def _aligned(ctx: Any, t: Tensor, *unused: Any) -> Tensor:
-    made: Tensor = align(t, *ctx.saved_tensors, ctx.size, *ctx.scale)
-    return made
-
-
-def _aligned_back(ctx: Any, gy: Tensor, *unused: Any) -> Tensor:
-    made: Tensor = _align_backward_of(gy, *ctx.saved_tensors, ctx.shape, *ctx.scale)
-    return made
-
-
-def _keep_pool(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, boxes, *_ = inputs
-    ctx.shape = tuple(x.shape)
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(output[1])
-    save(ctx, (output[1], boxes))
-
-
-def _keep_pool_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    _, indices, boxes, shape = inputs
-    ctx.shape = tuple(shape)
-    save(ctx, (indices, boxes))
-
-
-def _keep_gather(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    t, indices, boxes = inputs
-    ctx.shape = tuple(t.shape)
-    save(ctx, (indices, boxes))
-
-
-def _gathered(ctx: Any, t: Tensor, *unused: Any) -> Tensor:
-    made: Tensor = _pool_gather_of(t, *ctx.saved_tensors)
-    return made
-
-
-def _scattered(ctx: Any, gy: Tensor, *unused: Any) -> Tensor:
-    made: Tensor = _pool_backward_of(gy, *ctx.saved_tensors, ctx.shape)
-    return made
-
-
-def _pool_gradient(ctx: Any, gy: Tensor | None, *unused: Any) -> Any:
-    return _only_first(ctx, None if gy is None else _scattered(ctx, gy))
+# Operators
 
 
 class _Values:
@@ -345,104 +120,133 @@ class _Values:
         self.values = values
 
 
-def _differentiable(
-    op: Any, run: Any, tensors: int, keep: Any, backward: Any, jvp: Any
-) -> Callable[..., Any]:
-    """An operator with its derivatives: see `derivatives.differentiable`."""
-    call = differentiable(
-        op,
-        LIBRARY,
-        tensors,
-        run=lambda static, *given: run(*given, *static.values),
-        flat=lambda static: static.values,
-        rebuild=lambda *args: _Values(*args[tensors:]),
-        keep=lambda ctx, static, given, output: keep(ctx, (*given, *static.values), output),
-        backward=backward,
-        jvp=jvp,
-    )
-    return lambda *args: call(_Values(*args[tensors:]), *args[:tensors])
+class _Operator:
+    """An operator, with its implementations and derivatives.
 
+    Its tensors are what the map is applied to, the indices of RoIPool, and boxes. The operator is a
+    transpose if the first is `gy`.
 
-align = _differentiable(
-    _OPS["roi_align"],
-    _align,
-    2,
-    _keep_align,
-    lambda ctx, gy: _only_first(ctx, _aligned_back(ctx, gy)),
-    _aligned,
-)
-_align_backward_of = _differentiable(
-    _OPS["roi_align_backward"],
-    _align_backward,
-    2,
-    _keep_align_backward,
-    lambda ctx, t: _only_first(ctx, _aligned(ctx, t)),
-    _aligned_back,
-)
-pool = _differentiable(
-    _OPS["roi_pool"],
-    _pool,
-    2,
-    _keep_pool,
-    _pool_gradient,
-    lambda ctx, t, *unused: (_gathered(ctx, t), None),
-)
-_pool_backward_of = _differentiable(
-    _OPS["roi_pool_backward"],
-    _pool_backward,
-    3,
-    _keep_pool_backward,
-    lambda ctx, t: _only_first(ctx, _gathered(ctx, t)),
-    _scattered,
-)
-_pool_gather_of = _differentiable(
-    _OPS["roi_pool_gather"],
-    _pool_gather,
-    3,
-    _keep_gather,
-    lambda ctx, gy: _only_first(ctx, _scattered(ctx, gy)),
-    _gathered,
-)
-
-
-# Batches of torch.func.vmap
-
-
-def _batch(name: str, tensors: int) -> None:
-    """Run an operator for each element of a batch.
-
-    Where boxes are shared by the batch, its elements are further channels: one call for all.
+    Parameters
+    ----------
+    name, schema : str
+        Its name and its arguments.
     """
-    op = _OPS[name]
-    channelled = (0, 1) if name.startswith("roi_pool_") else (0,)  # tensors that have channels
 
-    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        size = info.batch_size
-        if in_dims[tensors - 1] is not None or size == 0:
-            made = one_by_one(op, size, in_dims[:tensors], args)
+    def __init__(self, name: str, schema: str) -> None:
+        self._names, self._transpose = names_of_tensors(schema), _TRANSPOSES[name]
+        self._tensors, self._is_transpose = len(self._names), self._names[0] == "gy"
+        self._finds_winners = name == "roi_pool"
+        LIBRARY.define(f"{name}{schema}")
+        self._op = op = getattr(torch.ops.poolgrad, name).default
+        implement(op, on_one_device(self._names, self._run), LIBRARY)
+        fake = on_one_device(self._names, self._without_data)
+        torch.library.register_fake(op, fake, lib=LIBRARY)
+        torch.library.register_vmap(op, self._batched, lib=LIBRARY)
+        self._call = differentiable(
+            op,
+            LIBRARY,
+            self._tensors,
+            run=lambda static, *given: self._run(*given, *static.values),
+            flat=lambda static: static.values,
+            rebuild=lambda *args: _Values(*args[self._tensors :]),
+            keep=self._keep,
+            backward=self._backward,
+            jvp=self._jvp,
+        )
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(_Values(*args[self._tensors :]), *args[: self._tensors])
+
+    def _parsed(self, *args: Any) -> _Call:
+        x, *indices, boxes = args[: self._tensors]
+        values = list(args[self._tensors :])
+        if self._names[0] == "input":
+            return _Call(x, indices, boxes, x.shape, values[0], values[1:])
+        name, like = (self._names[0], x) if self._is_transpose else (self._names[1], indices[0])
+        if like.dim() != 4:
+            raise ValueError(f"{name} must have four axes, got shape {tuple(like.shape)}")
+        shape, *how = values or [x.shape]
+        return _Call(x, indices, boxes, shape, like.shape[2:], how)
+
+    def _run(self, *args: Any) -> Any:
+        call = self._parsed(*args)
+        out_shape = call.out_shape
+        if self._is_transpose:
+            _like("gy", call.x, out_shape, call.x.dtype)
+        for indices in call.indices:
+            _like("indices", indices, out_shape, torch.int32)
+        regions = call.regions()
+        if self._finds_winners:
+            y, winners = regions.pool(call.x)
+            return y.contiguous(), winners.contiguous()
+        apply = regions.transposed if self._is_transpose else regions.apply
+        return apply(call.x, *call.indices).contiguous()  # as shapes without data promise
+
+    def _without_data(self, *args: Any) -> Any:
+        call = self._parsed(*args)
+        out_shape = call.out_shape
+        made = call.x.new_empty(call.shape if self._is_transpose else out_shape)
+        return (made, made.new_empty(out_shape, dtype=torch.int32)) if self._finds_winners else made
+
+    def _keep(self, ctx: Any, static: _Values, given: tuple[Tensor, ...], output: Any) -> None:
+        call, constants = self._parsed(*given, *static.values), given[1:]
+        how = [] if self._finds_winners else call.how
+        ctx.values = static.values
+        ctx.of_transpose = [tuple(call.shape), *how]
+        if self._is_transpose:
+            ctx.of_transpose = [tuple(call.size), *how] if how else []
+        if self._finds_winners:
+            ctx.set_materialize_grads(False)
+            ctx.mark_non_differentiable(output[1])
+            constants = (output[1], *constants)
+        save(ctx, constants)
+
+    def _backward(self, ctx: Any, gy: Tensor | None, *unused: Any) -> tuple[Any, ...]:
+        if gy is not None:
+            gy = OPERATORS[self._transpose](gy, *ctx.saved_tensors, *ctx.of_transpose)
+        return (gy, *(None,) * (ctx.inputs - 1))
+
+    def _jvp(self, ctx: Any, t: Tensor, *unused: Any) -> Any:
+        if self._finds_winners:
+            return OPERATORS["roi_pool_gather"](t, *ctx.saved_tensors), None
+        return self(t, *ctx.saved_tensors, *ctx.values)
+
+    def _batched(self, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        """Run the operator for each element of a batch of ``torch.func.vmap``.
+
+        Where boxes are shared by the batch, its elements are further channels: one call for all.
+        """
+        size, boxes = info.batch_size, self._tensors - 1
+        if in_dims[boxes] is not None or size == 0:
+            made = one_by_one(self._op, size, in_dims[: self._tensors], args)
             return made, (0,) * len(made) if isinstance(made, tuple) else 0
         given = list(args)
-        for k in channelled:
-            t, d = args[k], in_dims[k]
-            t = t.unsqueeze(0).expand(size, *t.shape) if d is None else t.movedim(d, 0)
-            given[k] = t.movedim(0, 1).flatten(1, 2)
-        if name.endswith("backward"):
-            shape = list(args[tensors])
-            shape[1] *= size
-            given[tensors] = shape
-        made = op(*given)
+        for k, d in enumerate(in_dims[:boxes]):
+            t = args[k].unsqueeze(0) if d is None else args[k].movedim(d, 0)
+            given[k] = t.expand(size, *t.shape[1:]).movedim(0, 1).flatten(1, 2)
+        if self._is_transpose:
+            images, channels, *plane = args[self._tensors]
+            given[self._tensors] = [images, channels * size, *plane]
+        made = self._op(*given)
         if isinstance(made, tuple):
             return tuple(y.unflatten(1, (size, -1)) for y in made), (1,) * len(made)
         return made.unflatten(1, (size, -1)), 1
 
-    torch.library.register_vmap(op, rule, lib=LIBRARY)
 
-
-for _name, _tensors in {
-    "roi_align": 2,
-    "roi_align_backward": 2,
-    "roi_pool": 2,
-    "roi_pool_backward": 3,
-    "roi_pool_gather": 3,
-}.items():
-    _batch(_name, _tensors)
+_WHERE = "float spatial_scale, int sampling_ratio, bool aligned"
+_SCHEMAS = {
+    "roi_align": f"(Tensor input, Tensor boxes, SymInt[] output_size, {_WHERE}) -> Tensor",
+    "roi_align_backward": f"(Tensor gy, Tensor boxes, SymInt[] shape, {_WHERE}) -> Tensor",
+    "roi_pool": "(Tensor input, Tensor boxes, SymInt[] output_size, float spatial_scale)"
+    " -> (Tensor, Tensor)",
+    "roi_pool_backward": "(Tensor gy, Tensor indices, Tensor boxes, SymInt[] shape) -> Tensor",
+    "roi_pool_gather": "(Tensor t, Tensor indices, Tensor boxes) -> Tensor",
+}
+_TRANSPOSES = {
+    "roi_align": "roi_align_backward",
+    "roi_align_backward": "roi_align",
+    "roi_pool": "roi_pool_backward",
+    "roi_pool_backward": "roi_pool_gather",
+    "roi_pool_gather": "roi_pool_backward",
+}
+OPERATORS = {name: _Operator(name, schema) for name, schema in _SCHEMAS.items()}

@@ -4,6 +4,10 @@ Outputs, gradients and the gradients of learned arguments are compared with the 
 implementation in `poolgrad.reference`, with central finite differences in float64, and with
 PyTorch's own operations where there are any. The layers of `poolgrad.torch.layers` are compared
 with finite differences, for their input and every parameter, and with a repeated call.
+
+`cases` lists the calls, `gradients` computes them by the front ends, the reference and finite
+differences, `peers` by PyTorch's operations; `layers` has the layers, and `report` is the command.
+Tests: ``tests/gradients/test_check.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Layers of the literature that pool, built of the operators: one file for each family."""
+"""Layers of the literature that pool, built of the operators: one file for each family.
+
+docs/layers.md has a row for each layer, with its formula and source. `arguments` checks arguments;
+`exportable` has the maximum and the average that exported programs can hold. Each family is tested
+by a file of ``tests/layers``, and all of them by ``tests/layers/test_common.py``.
+"""
 
 from poolgrad.torch.layers.attention import AttentionPool2d, AttentionPoolLatent
 from poolgrad.torch.layers.blur import BlurConv2d, BlurPool2d, MaxBlurPool2d

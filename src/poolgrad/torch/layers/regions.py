@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from inspect import signature
+
 from torch import Tensor
 
-from poolgrad.regions import bins, roi_align, roi_pool
+from poolgrad.region_maps import bins
+from poolgrad.regions import roi_align, roi_pool
 from poolgrad.torch.layers.arguments import Layer
 
 
-class RoIPool2d(Layer):
+class _RegionLayer(Layer):
+    """A layer whose attributes are the arguments of its constructor."""
+
+    def extra_repr(self) -> str:
+        """Return the arguments for `repr`."""
+        names = signature(type(self)).parameters
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+
+
+class RoIPool2d(_RegionLayer):
     """Maximum of each bin of regions of interest (RoIPool): the layer of `poolgrad.roi_pool`.
 
     Parameters
@@ -52,12 +64,8 @@ class RoIPool2d(Layer):
         y: Tensor = roi_pool(input, boxes, self.output_size, self.spatial_scale)
         return y
 
-    def extra_repr(self) -> str:
-        """Return the arguments for `repr`."""
-        return f"output_size={self.output_size}, spatial_scale={self.spatial_scale}"
 
-
-class RoIAlign2d(Layer):
+class RoIAlign2d(_RegionLayer):
     """Average of bilinear samples of regions of interest: the layer of `poolgrad.roi_align`.
 
     Parameters
@@ -113,10 +121,3 @@ class RoIAlign2d(Layer):
             input, boxes, self.output_size, self.spatial_scale, self.sampling_ratio, self.aligned
         )
         return y
-
-    def extra_repr(self) -> str:
-        """Return the arguments for `repr`."""
-        return (
-            f"output_size={self.output_size}, spatial_scale={self.spatial_scale}, "
-            f"sampling_ratio={self.sampling_ratio}, aligned={self.aligned}"
-        )
