@@ -12,7 +12,9 @@ An output chunk holds the windows that begin in one input chunk (`segments.py`).
 inputs of these windows, or for a gradient the windows that read an input chunk, and `map_chunks`
 runs a function of `tasks.py` on each part (`arrays.py`); the functions call the front end for NumPy
 with windows that are a slice of the whole axis, so that results are bit-identical. `function.py` is
-the front end. Tests: ``tests/frontends/test_dask.py`` and ``test_dask_chunks.py``.
+the front end, `regions.py` pools regions of interest.
+
+Tests: ``tests/frontends/test_dask.py`` and ``test_dask_chunks.py``.
 """
 
 try:

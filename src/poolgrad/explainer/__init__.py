@@ -1,9 +1,10 @@
 """Shows how a gradient passes through a pooling, in an interactive HTML page.
 
 `build` makes the file, `state` describes a pooling as the page needs it, `command` is what
-``poolgrad explain`` does. The folder ``page`` holds the page: ``pooling.js`` computes poolings and
-their gradients, ``words.js`` has the sentences, ``stage.js`` draws the arrays, ``panels.js`` what
-is below them, and ``view.js`` connects them with controls, pointer and keys.
+``poolgrad explain`` does, `widget` shows the page in notebooks. The folder ``page`` holds the page:
+``pooling.js`` computes poolings and their gradients, ``words.js`` has the sentences, ``stage.js``
+draws the arrays, ``panels.js`` what is below them, and ``view.js`` connects them with controls,
+pointer and keys.
 """
 
 from __future__ import annotations

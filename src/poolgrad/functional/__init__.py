@@ -5,6 +5,8 @@
 | `families.py` | the arguments of each family of functions and modules, as dataclasses |
 | `declare.py` | makes public functions from declarations; the types of public functions |
 | `selecting.py`, `weighted.py`, `bins.py`, `unpool.py` | the declarations, one topic each |
+| `vjp.py` | `vjp`: a pooling and its pullback |
+| `inputs.py` | the shape of an input of any front end; proxies that record calls |
 | `docstrings.py` | composes the docstrings of functions and modules |
 
 Tests: ``tests/exactness/test_docs.py`` and ``tests/frontends/test_types.py``.

@@ -5,6 +5,7 @@
 | `arguments.py` | checks and normalises arguments: int, list, tuple, array, ``"same"`` |
 | `spec.py` | `WindowSpec`, its constructors, and its form as a flat list of integers |
 | `resolve.py` | `Window`: the windows of an input of known size; every shape rule |
+| `layout.py` | `Layout`: the windows, shapes, dtypes and memory formats of the arrays of a call |
 
 All front ends use this package, so that output sizes and error messages agree. The rules are those
 of docs/semantics.md. Tests: tests/exactness/test_windows.py and tests/exactness/test_geometry.py.

@@ -1,8 +1,17 @@
 """Layers of the literature that pool, built of the operators: one file for each family.
 
-docs/layers.md has a row for each layer, with its formula and source. `arguments` checks arguments;
-`exportable` has the maximum and the average that exported programs can hold. Each family is tested
-by a file of ``tests/layers``, and all of them by ``tests/layers/test_common.py``.
+docs/layers.md has a row for each layer, with its formula and source.
+
+| file | content |
+|---|---|
+| `blur.py`, `polyphase.py`, `stochastic.py` | downsampling: low-pass filters, phases, random rows |
+| `gated.py`, `lip.py` | learned combinations of poolings, learned weights |
+| `power.py`, `pyramid.py`, `attention.py`, `heads.py` | maps to vectors, or to class scores |
+| `regions.py` | regions of interest |
+| `arguments.py`, `exportable.py` | checks of arguments; maximum and average of exported programs |
+
+Each family is tested by a file of ``tests/layers``, and all of them by
+``tests/layers/test_common.py``.
 """
 
 from poolgrad.torch.layers.attention import AttentionPool2d, AttentionPoolLatent
