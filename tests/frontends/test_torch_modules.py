@@ -296,7 +296,7 @@ def test_repr_shows_extras_that_differ_from_their_defaults() -> None:
         "LPPool1d(norm_type=3, kernel_size=2, stride=None, ceil_mode=False, mean=True)"
     )
     assert repr(layers.MixedPool1d(2, alpha=0.3)) == (
-        "MixedPool1d(kernel_size=2, stride=None, padding=0, dilation=1, ceil_mode=False, alpha=0.3)"
+        "MixedPool1d(kernel_size=2, stride=None, padding=0, alpha=0.3)"
     )
     assert repr(layers.FractionalMaxPool2d(2, 3)) == (
         "FractionalMaxPool2d(kernel_size=(2, 2), output_size=(3, 3), output_ratio=None)"

@@ -124,7 +124,7 @@ def _windows(x: Any, size: int) -> Any:
     return x.unfold(2, size, size).unfold(3, size, size).flatten(4)
 
 
-def _lse(x: Any, kernel_size: int) -> Any:
+def _log_mean_exp(x: Any, kernel_size: int) -> Any:
     return _windows(x, kernel_size).logsumexp(-1) - math.log(kernel_size**2)
 
 
@@ -138,7 +138,7 @@ _FORMULAS: dict[str, Pool] = {
     "global_max_pool": lambda x: functional.adaptive_max_pool2d(x, 1).flatten(1),
     "relu_max_pool2d": lambda x, kernel_size: functional.max_pool2d(x.relu(), kernel_size),
     "global_avg_pool": lambda x: torch.mean(x, (2, 3)),
-    "log_mean_exp_pool2d": _lse,
+    "log_mean_exp_pool2d": _log_mean_exp,
     "soft_pool2d": _soft,
     "median_pool2d": lambda x, kernel_size: _windows(x, kernel_size).median(-1).values,
 }

@@ -113,7 +113,7 @@ def _norm(w: Any, norm_type: Any, mean: bool) -> Any:
     return (powers.mean(-1) if mean else powers.sum(-1)).pow(1 / norm_type)
 
 
-def _lse(w: Any, r: Any) -> Any:
+def _log_mean_exp(w: Any, r: Any) -> Any:
     return ((r[..., None] * w).logsumexp(-1) - math.log(w.shape[-1])) / r
 
 
@@ -141,7 +141,7 @@ _POOLS: dict[str, Callable[..., Any]] = {
     "min": _of_windows(lambda w: w.amin(-1)),
     "median": _of_windows(lambda w: w.median(-1).values),
     "soft": _of_windows(lambda w: (w.softmax(-1) * w).sum(-1)),
-    "log_mean_exp": _of_windows(_lse),
+    "log_mean_exp": _of_windows(_log_mean_exp),
     "expected": _of_windows(_expected),
     "range": _of_windows(lambda w: w.amax(-1) - w.amin(-1)),
     "lip": _lip,
