@@ -62,7 +62,7 @@ def record(
             ready.operator.vjp(ready.call(y, gx, x=x, **how))
     with recorded() as tangent:
         if not inference and not operator.nonlinear:
-            ready.jvp(x, operand, residual, y, 1)
+            ready.operator.jvp(ready.call(x, y, **how))
     with recorded() as indices:
         if not inference and operator.name == "max":
             kernels: Any = ready.kernels

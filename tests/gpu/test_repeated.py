@@ -43,8 +43,10 @@ def outcome(ready: Prepared, x: Tensor, gy: Tensor) -> tuple[Tensor, Tensor]:
     operand = (number, 1) if ready.operator.operand.count else None
     y, gx = empty(ready.output, x), empty(ready.input, x)
     residual = tuple(empty(b, x) for b in ready.residual)
-    ready.forward(x, operand, y, residual, 1)
-    ready.vjp(gy[..., : y.shape[2], : y.shape[3]], x, operand, residual, gx, 1)
+    how = {"residual": residual, "operand": operand}
+    ready.operator.forward(ready.call(x, y, **how))
+    cotangent = gy[..., : y.shape[2], : y.shape[3]]
+    ready.operator.vjp(ready.call(cotangent, gx, x=x, **how))
     return y, gx
 
 
