@@ -142,7 +142,7 @@ def test_numbers_are_integers() -> None:
 @pytest.mark.parametrize("seeded", [torch.Generator(), None, 7])
 def test_seeds_are_on_the_device_of_the_input(seeded: Any) -> None:
     x = torch.empty(1, device="meta")
-    assert function._CONVERTER.seed(seeded, x).device == x.device
+    assert function.FRONT_END.seed(seeded, x).device == x.device
 
 
 # Threads and devices

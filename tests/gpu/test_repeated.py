@@ -120,7 +120,7 @@ def test_bool_is_read_as_bytes(device: str) -> None:
         for call, tensor in ((on_cpu, x), (ready, x.to(device))):
             y = empty(call.output, tensor)
             routes = tuple(empty(b, tensor) for b in call.residual)
-            call.forward(tensor, None, y, routes, 1)
+            call.operator.forward(call.call(tensor, y, residual=routes))
             outputs.append((y.cpu(), *(r.cpu() for r in routes)))
         for found, expected in zip(*outputs, strict=True):
             assert torch.equal(found, expected)
