@@ -39,10 +39,12 @@ def constructor(
 ) -> Callable[[Any], Callable[Concatenate[Any, P], None]]:
     """Return a decorator that replaces a constructor by that of `Pool`, with these arguments."""
 
-    def replaced(_: Any) -> Callable[Concatenate[Any, P], None]:
+    def replaced(declared: Any) -> Callable[Concatenate[Any, P], None]:
         def __init__(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
             Pool.__init__(self, *args, **kwargs)
 
+        # Tools that inspect classes resolve a method by its module and qualified name.
+        __init__.__module__, __init__.__qualname__ = declared.__module__, declared.__qualname__
         __init__.known = signature_of(arguments)  # type: ignore[attr-defined]
         return __init__
 
