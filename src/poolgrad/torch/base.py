@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from functools import wraps
 from inspect import Signature, signature
 from numbers import Real
 from typing import Any, ClassVar, Concatenate, ParamSpec
@@ -39,7 +40,8 @@ def constructor(
 ) -> Callable[[Any], Callable[Concatenate[Any, P], None]]:
     """Return a decorator that replaces a constructor by that of `Pool`, with these arguments."""
 
-    def replaced(_: Any) -> Callable[Concatenate[Any, P], None]:
+    def replaced(own: Any) -> Callable[Concatenate[Any, P], None]:
+        @wraps(own)
         def __init__(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
             Pool.__init__(self, *args, **kwargs)
 
