@@ -16,12 +16,12 @@ from array_api_compat import array_namespace, is_array_api_obj
 
 from poolgrad import arguments
 from poolgrad.composition import Functions
-from poolgrad.dtypes import FLOATS
+from poolgrad.dtypes import FLOATS, name_of
 from poolgrad.frontend import FrontEnd
 from poolgrad.interface import Request
 from poolgrad.operators import Prepared, prepare
 from poolgrad.portable import engine
-from poolgrad.portable.arrays import converted, name_of, placed
+from poolgrad.portable.arrays import converted, placed
 from poolgrad.pullback import Call
 from poolgrad.windows import in_memory
 

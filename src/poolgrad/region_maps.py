@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from poolgrad import arguments
 from poolgrad.buffers import allocate, dtype_named, readable, restored
 from poolgrad.core import Regions, get_num_threads
-from poolgrad.dtypes import FLOATS, INTEGERS
+from poolgrad.dtypes import FLOATS, INTEGERS, name_of
 from poolgrad.interface import Buffer
 from poolgrad.windows import brief, flag, positive
 
@@ -75,11 +75,6 @@ def bins(
     return Bins((height, width), scale, ratio, flag("aligned", aligned))
 
 
-def name_of(dtype: object) -> str:
-    """Return the name of a dtype of any library."""
-    return str(dtype).rpartition(".")[2]
-
-
 def check_input(dtype: object, shape: tuple[int, ...]) -> None:
     """Raise an error unless an input of this dtype and shape is supported; sizes may be symbolic.
 
@@ -113,14 +108,6 @@ def check_table(
     if len(shape) != 2 or shape[1] != columns:
         hint = "" if columns == 5 else " in a list with one array for each image"
         raise ValueError(f"{_BOXES}, got {name} of shape {shape}{hint}")
-
-
-def check_images(given: int, images: int) -> None:
-    """Raise an error unless there is one array of boxes for each image."""
-    if given != images:
-        raise ValueError(
-            f"boxes must have one array for each of {images} images, got a list of {given}"
-        )
 
 
 def output_shape(
@@ -157,7 +144,10 @@ def table_of(
         table = convert("boxes", boxes)
         check_table(table.dtype, tuple(table.shape))
         return table
-    check_images(len(boxes), images)
+    if len(boxes) != images:
+        raise ValueError(
+            f"boxes must have one array for each of {images} images, got a list of {len(boxes)}"
+        )
     parts = []
     for index, own in enumerate(boxes):
         name = f"boxes[{index}]"

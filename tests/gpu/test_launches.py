@@ -62,7 +62,7 @@ def record(
             ready.operator.vjp(ready.call(y, gx, x=x, **how))
     with recorded() as tangent:
         if not inference and not operator.nonlinear:
-            ready.jvp(x, operand, residual, y, 1)
+            ready.operator.jvp(ready.call(x, y, **how))
     with recorded() as indices:
         if not inference and operator.name == "max":
             kernels: Any = ready.kernels
@@ -142,7 +142,7 @@ def test_numbers_are_integers() -> None:
 @pytest.mark.parametrize("seeded", [torch.Generator(), None, 7])
 def test_seeds_are_on_the_device_of_the_input(seeded: Any) -> None:
     x = torch.empty(1, device="meta")
-    assert function._CONVERTER.seed(seeded, x).device == x.device
+    assert function.FRONT_END.seed(seeded, x).device == x.device
 
 
 # Threads and devices

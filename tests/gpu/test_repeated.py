@@ -43,8 +43,10 @@ def outcome(ready: Prepared, x: Tensor, gy: Tensor) -> tuple[Tensor, Tensor]:
     operand = (number, 1) if ready.operator.operand.count else None
     y, gx = empty(ready.output, x), empty(ready.input, x)
     residual = tuple(empty(b, x) for b in ready.residual)
-    ready.forward(x, operand, y, residual, 1)
-    ready.vjp(gy[..., : y.shape[2], : y.shape[3]], x, operand, residual, gx, 1)
+    how = {"residual": residual, "operand": operand}
+    ready.operator.forward(ready.call(x, y, **how))
+    cotangent = gy[..., : y.shape[2], : y.shape[3]]
+    ready.operator.vjp(ready.call(cotangent, gx, x=x, **how))
     return y, gx
 
 
@@ -118,7 +120,7 @@ def test_bool_is_read_as_bytes(device: str) -> None:
         for call, tensor in ((on_cpu, x), (ready, x.to(device))):
             y = empty(call.output, tensor)
             routes = tuple(empty(b, tensor) for b in call.residual)
-            call.forward(tensor, None, y, routes, 1)
+            call.operator.forward(call.call(tensor, y, residual=routes))
             outputs.append((y.cpu(), *(r.cpu() for r in routes)))
         for found, expected in zip(*outputs, strict=True):
             assert torch.equal(found, expected)

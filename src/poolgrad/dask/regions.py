@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from poolgrad.buffers import dtype_named, readable
 from poolgrad.dask.arrays import asarray, without_empty_chunks
-from poolgrad.region_maps import Bins, KernelMap, RegionMap, check_input, host_table, name_of
+from poolgrad.dtypes import name_of
+from poolgrad.region_maps import Bins, KernelMap, RegionMap, check_input, host_table
 
 Array = NDArray[Any]
 

@@ -23,11 +23,6 @@ def placed(x: Any) -> dict[str, Any]:
     return {} if is_jax_array(x) else {"device": device(x)}  # traced arrays have no device yet
 
 
-def name_of(dtype: Any) -> str:
-    """Return the name of a dtype of any library, such as ``"float32"``."""
-    return str(dtype).rpartition(".")[2]
-
-
 def converted(xp: Any, x: Any, dtype: str) -> Any:
     """Convert an array to another dtype."""
     return xp.astype(x, getattr(xp, dtype))

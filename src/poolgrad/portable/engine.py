@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from poolgrad.dtypes import INTEGERS
+from poolgrad.dtypes import INTEGERS, name_of
 from poolgrad.interface import Operator
 from poolgrad.portable import routes
 from poolgrad.portable.arrays import (
     converted,
     exact_dtype,
-    name_of,
     namespace,
     placed,
     planes,

@@ -23,8 +23,9 @@ import numpy as np
 from array_api_compat import is_array_api_obj, is_jax_array
 
 from poolgrad import arguments
+from poolgrad.dtypes import name_of
 from poolgrad.portable.arrays import converted, exact_dtype, namespace, placed, widest
-from poolgrad.region_maps import Bins, RegionMap, check_input, name_of, table_of
+from poolgrad.region_maps import Bins, RegionMap, check_input, table_of
 
 _TILE = 2**24  # elements of the largest temporary array
 _FARTHEST = 2.0**30
