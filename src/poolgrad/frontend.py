@@ -131,8 +131,12 @@ class FrontEnd(ABC):
         """Return the functions that a composed operator may call."""
         raise NotImplementedError
 
-    def prepared(self, request: Request, x: Any) -> Prepared:
-        """Prepare the operator for this input."""
+    def shape_of(self, x: Any) -> tuple[int, ...]:
+        """Return the shape of an array."""
+        return tuple(x.shape)
+
+    def prepared(self, request: Request, x: Any) -> Any:
+        """Prepare the operator for this input: return a `Prepared`."""
         raise NotImplementedError
 
     def forward(self, call: Call, keep: bool = False) -> tuple[Any, tuple[Any, ...]]:
@@ -198,8 +202,7 @@ class FrontEnd(ABC):
             options = unpacked(options)
         if options != request.options:
             request = replace(request, options=options)
-        ready = self.prepared(request, x)
-        operand = ready.operator.operand
+        ready, operand = self.prepared(request, x), OPERATORS[request.operator].operand
         operands = [operand.convert(self, value, x, ready) for value in request.operands]
         return Call(self, request, ready, x, operands[0] if operands else None)
 
@@ -212,10 +215,10 @@ class FrontEnd(ABC):
         call = self.call(request)
         if not request.return_indices:
             return self.finished(call, self.forward(call)[0])
-        plain = replace(request, options=indexed(call.request.options))
-        routed = replace(call, ready=self.prepared(plain, call.x))
+        plain = replace(call.request, options=indexed(call.request.options))
+        routed = replace(call, request=plain, ready=self.prepared(plain, call.x))
         y, residual = self.forward(routed, keep=True)
-        if self.differentiation and routed.ready.options != call.ready.options:
+        if self.differentiation and plain.options != call.request.options:
             y, _ = self.forward(call)  # the gradient depends on `ties`, the indices do not
         return self.finished(call, y), call.shaped(self.indices_of(routed, residual[0]))
 
@@ -280,7 +283,7 @@ class FrontEnd(ABC):
         dtype = self.dtype_name(value)
         if dtype not in arguments.REALS:
             raise arguments.refuse_numbers(operand.name, dtype)
-        arguments.check_length(operand.name, tuple(value.shape), ready.layout.channels)
+        arguments.check_length(operand.name, self.shape_of(value), ready.layout.channels)
         return self.narrowed(value, ready.layout.sum_dtype)
 
     def seed(self, value: Any, x: Any) -> Any:
@@ -295,7 +298,7 @@ class FrontEnd(ABC):
             given = self.drawn(value.generator, arguments.samples_shape(layout), x)
         elif self.is_own(given):
             arguments.check_samples_dtype(self.dtype_name(given))
-            arguments.check_samples_shape(tuple(given.shape), layout)
+            arguments.check_samples_shape(self.shape_of(given), layout)
         else:
             given = self.from_numpy(operand.checked(given, layout), x)
         return self.samples_below_one(given, ready)

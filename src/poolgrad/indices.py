@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
+from array_api_compat import is_cupy_array
+
 from poolgrad.frontend import name_of
 from poolgrad.windows import brief, has_memory, in_memory, unmasked
 
 __all__ = ["convert_indices"]
 
-LIBRARIES = ("numpy", "torch", "jax", "dask", "portable")
+LIBRARIES = ("numpy", "torch", "jax", "dask")
 
 
 class Planes(NamedTuple):
@@ -189,7 +191,8 @@ def _along(indices: Any, axis: int) -> Any:
 
 def _check_array(indices: Any) -> None:
     dtype = getattr(unmasked("indices", indices), "dtype", None)
-    if dtype is None or name_of(indices) not in LIBRARIES:
+    known = name_of(indices) in LIBRARIES or is_cupy_array(indices)
+    if dtype is None or not known:
         raise TypeError(
             "indices must be an array of integers of NumPy, PyTorch, JAX, Dask or CuPy, "
             f"got {type(indices).__qualname__}"

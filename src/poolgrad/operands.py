@@ -74,6 +74,8 @@ class Operand(ABC):
         can be computed by itself.
     determines_windows : bool
         Whether it determines where fractional windows begin.
+    uses_layout : bool
+        Whether its conversion depends on the layout of the input.
     is_cut : bool
         Whether a chunk of the input can be pooled with a part of the operand.
     """
@@ -83,6 +85,7 @@ class Operand(ABC):
     is_shared: ClassVar[bool] = False
     is_positional: ClassVar[bool] = False
     determines_windows: ClassVar[bool] = False
+    uses_layout: ClassVar[bool] = False
     is_cut: ClassVar[bool] = True
 
     def __init__(self, name: str) -> None:
@@ -90,7 +93,10 @@ class Operand(ABC):
 
     @abstractmethod
     def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
-        """Check the caller's value and convert it to an array of the front end."""
+        """Check the caller's value and convert it to an array of the front end.
+
+        `ready`, the prepared call, may be None unless `uses_layout`.
+        """
 
     @abstractmethod
     def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
@@ -142,6 +148,7 @@ class Parameter(Operand):
 
     has_gradient = True
     is_shared = True
+    uses_layout = True
 
     def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
         return front.parameter(self, value, x, ready)
@@ -197,6 +204,7 @@ class WindowSamples(Operand):
     """Random samples that determine where fractional windows begin."""
 
     determines_windows = True
+    uses_layout = True
     is_cut = False
 
     def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:

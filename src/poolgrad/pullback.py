@@ -77,7 +77,11 @@ class Call:
 
     def shaped(self, y: Any) -> Any:
         """Remove the pooled axes from a result, unless the request keeps them."""
-        return y if self.request.keepdims else self.front.squeezed(y, self.ready.layout.pooled)
+        if self.request.keepdims:
+            return y
+        dims = self.request.spec.dims
+        first = y.ndim - dims - self.request.channels_last
+        return self.front.squeezed(y, tuple(range(first, first + dims)))
 
     def cotangent(self, gy: Any) -> Any:
         """Check a cotangent; return it in the dtype of the output, with the pooled axes."""

@@ -142,7 +142,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
     "lp": (poolgrad.lp_pool2d, (2.5, 3), {}),
     "soft": (poolgrad.soft_pool2d, (3,), {}),
     "global": (poolgrad.global_max_pool, (), {}),
-    "global lp": (poolgrad.global_lp_pool, (True,), {"norm_type": 3.0, "mean": True}),
+    "global lp": (poolgrad.global_lp_pool, (3.0,), {"keepdims": True, "mean": True}),
     "learned": (poolgrad.lp_pool2d, (np.array([2.0, 3.0, 1.5]), 3), {}),
     "drawn": (poolgrad.stochastic_pool2d, (3,), {"generator": 1}),
     "fractional": (poolgrad.fractional_max_pool2d, (2, 4), {"generator": 1}),

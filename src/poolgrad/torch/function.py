@@ -169,7 +169,14 @@ class TorchFrontEnd(FrontEnd):
     def functions(self, x: Tensor) -> Functions:
         return Functions(torch.exp, _where, _largest, _converted, Tensor.detach)
 
-    def prepared(self, request: Request, x: Tensor) -> Prepared:
+    def shape_of(self, x: Tensor) -> tuple[int, ...]:
+        return shape_of(x)
+
+    def prepared(self, request: Request, x: Tensor) -> Prepared | None:
+        operator = OPERATORS[request.operator]
+        is_needed = operator.composed or operator.operand.uses_layout or is_transformed_graph()
+        if is_in_graph() and not is_needed:
+            return None  # the operator of the graph prepares the call, in each run
         # A graph may run on another memory format than the traced tensor.
         inner = -1 if is_in_graph() else inner_of(x, request.spec, request.channels_last)
         where = (shape_of(x), request.channels_last, inner, name_of(x.dtype))
@@ -185,25 +192,24 @@ class TorchFrontEnd(FrontEnd):
             return super().perform(request)
 
     def forward(self, call: Call, keep: bool = False) -> tuple[Tensor, tuple[Any, ...]]:
-        ready, request = call.ready, call.request
-        adapter = ADAPTERS[request.operator]
+        request, adapter = call.request, ADAPTERS[call.request.operator]
         operands = () if call.operand is None else (call.operand,)
         # Python's numbers need no gradient.
         tracked = not all(isinstance(value, int | float) for value in request.operands)
         if is_in_graph():
-            rest = adapter.arguments(ready.spec, ready.options, ready.channels_last, tracked)
+            last = request.channels_last
+            rest = adapter.arguments(request.spec, request.options, last, tracked)
             made = adapter.ops[""](call.x, *operands, *rest)
         else:
-            made = adapter.differentiable_forward(Static(ready, tracked), call.x, *operands)
+            made = adapter.differentiable_forward(Static(call.ready, tracked), call.x, *operands)
         return (made[0], made[1:]) if adapter.kept else (made, ())
 
     def indices_of(self, call: Call, routes: Tensor) -> Tensor:
-        x, ready = call.x.detach(), call.ready
-        fractional = ready.operator.operand.determines_windows
-        samples = call.operand if fractional else x.new_empty(0)
-        return _route_indices(  # type: ignore[no-any-return]
-            x, routes, samples, flatten(ready.spec), ready.channels_last
-        )
+        x, request = call.x.detach(), call.request
+        is_fractional = request.spec.kind is WindowKind.FRACTIONAL
+        samples = call.operand if is_fractional else x.new_empty(0)
+        how = (flatten(request.spec), request.channels_last)
+        return _route_indices(x, routes, samples, *how)  # type: ignore[no-any-return]
 
     def bound_call(self, request: Request) -> Callable[[Tensor], Any] | None:
         if not is_cacheable(request):

@@ -14,7 +14,7 @@ def arrays(x: NDArray[np.float32]) -> None:
     assert_type(poolgrad.avg_pool2d([[1.0, 2.0]], 1), NDArray[Any])
     pair = poolgrad.max_pool2d(x, 2, return_indices=True)
     assert_type(pair, tuple[NDArray[np.float32], NDArray[np.int64]])
-    assert_type(poolgrad.vjp(poolgrad.max_pool2d, x, 2)[1](x), NDArray[Any])
+    assert_type(poolgrad.vjp(poolgrad.max_pool2d, x, 2)[1](x), NDArray[np.float32])
 
 
 def refused(x: NDArray[np.float32]) -> None:
