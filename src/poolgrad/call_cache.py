@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from poolgrad import buffers
 from poolgrad.core import BoundCalls
 from poolgrad.interface import Buffer, Request
@@ -46,7 +48,9 @@ class Lookup(NamedTuple):
     key: Callable[[tuple[Any, ...], dict[str, Any]], Hashable]
 
 
-LOOKUPS: dict[type, Lookup] = {}  # by the exact type of an array
+# By the exact type of an array. NumPy's is there from the beginning: PyTorch's compiler cannot trace
+# a first call that reads an empty table, to which the import of a front end then adds a type.
+LOOKUPS: dict[type, Lookup] = {np.ndarray: Lookup(buffers.SPEC.call, buffers.SPEC.key)}
 
 
 def is_cacheable(request: Request) -> bool:

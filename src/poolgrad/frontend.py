@@ -44,6 +44,8 @@ def front_end(x: object) -> FrontEnd:
     RuntimeError
         If this call interrupts the import of the front end, as in a signal handler.
     """
+    if hasattr(x, "__torch_function__"):  # without a table, whose keys a compiler cannot guard
+        return front_ends.torch  # type: ignore[no-any-return]
     kind = type(x)
     if kind not in _found:
         known = name_of(x)
@@ -214,7 +216,10 @@ class FrontEnd(ABC):
             return composition.perform(request, self)
         call = self.call(request)
         if not request.return_indices:
-            return self.finished(call, self.forward(call)[0])
+            y, _ = self.forward(call)
+            # Returned from here, because after a graph break PyTorch's compiler compiles functions
+            # of `y` by themselves, with a warning.
+            return y if request.keepdims and request.out is None else self.finished(call, y)
         plain = replace(call.request, options=indexed(call.request.options))
         routed = replace(call, request=plain, ready=self.prepared(plain, call.x))
         y, residual = self.forward(routed, keep=True)

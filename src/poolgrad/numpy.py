@@ -39,8 +39,6 @@ from poolgrad.windows import inner_axis
 
 Array = NDArray[Any]
 
-call_cache.LOOKUPS[np.ndarray] = call_cache.Lookup(SPEC.call, SPEC.key)
-
 
 @lru_cache
 def _contiguous_key(shape: tuple[int, ...], dtype: str) -> tuple[Any, ...]:
