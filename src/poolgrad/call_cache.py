@@ -48,8 +48,8 @@ class Lookup(NamedTuple):
     key: Callable[[tuple[Any, ...], dict[str, Any]], Hashable]
 
 
-# By the exact type of an array. NumPy's is there from the beginning: PyTorch's compiler cannot trace
-# a first call that reads an empty table, to which the import of a front end then adds a type.
+# By the exact type of an array. NumPy's is there from the beginning: PyTorch's compiler does not
+# trace a first call that reads an empty table to which the import of a front end adds a type.
 LOOKUPS: dict[type, Lookup] = {np.ndarray: Lookup(buffers.SPEC.call, buffers.SPEC.key)}
 
 
