@@ -113,7 +113,8 @@ class FrontEnd(ABC):
     def __reduce__(self) -> tuple[Any, ...]:
         return _named, (self.name,)
 
-    # What a framework defines
+    # What a framework defines. A front end that passes calls on to another defines `asarray` only;
+    # only those with pullbacks define `copied`, `gradient`, `parameter_gradient` and `cotangent`.
 
     @abstractmethod
     def asarray(self, name: str, value: Any) -> Any:
@@ -260,7 +261,7 @@ class FrontEnd(ABC):
         raise TypeError(f"out is accepted only if x is a NumPy array, got {self.noun} x")
 
     def finished(self, call: Call, y: Any) -> Any:
-        """Return the output of a call in the shape that it asks for."""
+        """Return the output of a call, without the pooled axes unless the request keeps them."""
         return call.shaped(y)
 
     # Extra operands

@@ -208,7 +208,7 @@ class DaskCall(Call):
 
 
 def _ranges(name: str, segments: Mapping[int, Sequence[Segment | None]]) -> dict[int, list[Range]]:
-    """Return the outputs or inputs of segments; any range where there is none."""
+    """Return the outputs or inputs of segments; (0, 1) for a chunk that no window reads."""
     return {a: [getattr(s, name, (0, 1)) for s in along] for a, along in segments.items()}
 
 
