@@ -35,6 +35,8 @@ from poolgrad.tools.bench import networks, steps
 from poolgrad.tools.bench.networks import INSTALL, Network
 from poolgrad.torch import convert
 
+Pool = Callable[[Tensor], Tensor]
+
 
 class Row(NamedTuple):
     """One pooling: ours and PyTorch's of the same arguments."""
@@ -271,6 +273,80 @@ def _step(network: Network, change: str, device: str) -> Line:
     }  # fmt: skip
 
 
+def _without_kernels() -> list[tuple[str, Tensor, Pool, Pool | None]]:
+    """Return poolings that have no kernels: name, input, ours and PyTorch's or torchvision's."""
+    x = torch.randn(_IMAGE, device="cuda")
+    pooled, indices = functional.max_pool2d(x, 2, return_indices=True)
+    features = torch.randn(8, 256, 64, 64, device="cuda")
+    corners = torch.rand(512, 4, device="cuda").mul(32) + torch.tensor(
+        [0, 0, 32, 32], device="cuda"
+    )
+    images = torch.randint(8, (512, 1), device="cuda")
+    boxes = torch.cat([images.to(corners.dtype), corners], 1)
+    align = roi_pool = None
+    if find_spec("torchvision"):
+        from torchvision import ops
+
+        align, roi_pool = ops.roi_align, ops.roi_pool
+    return [
+        ("median 3x3 stride 2", x, lambda x: poolgrad.median_pool2d(x, 3, 2, 1), None),
+        ("stochastic 2x2", x.abs(), lambda x: poolgrad.stochastic_pool2d(x, 2), None),
+        ("max 2x2 split ties", x, lambda x: poolgrad.max_pool2d(x, 2, ties="split"), None),
+        (
+            "fractional max 2x2", x, lambda x: poolgrad.fractional_max_pool2d(x, 2, 56),
+            lambda x: functional.fractional_max_pool2d(x, 2, 56),
+        ),
+        (
+            "max-unpooling 2x2", pooled, lambda x: poolgrad.max_unpool2d(x, indices, 2),
+            lambda x: functional.max_unpool2d(x, indices, 2),
+        ),
+        (
+            "roi_align 7x7", features, lambda x: poolgrad.roi_align(x, boxes, 7),
+            align and (lambda x: align(x, boxes, 7)),
+        ),
+        (
+            "roi_pool 7x7", features, lambda x: poolgrad.roi_pool(x, boxes, 7),
+            roi_pool and (lambda x: roi_pool(x, boxes, 7)),
+        ),
+    ]  # fmt: skip
+
+
+def measure_without_kernels(out: Path, deadline: Deadline) -> int:
+    """Time operators without kernels, with the host's work, and their memory; return the failures.
+
+    `peak_bytes` is what a forward and backward pass allocate at once beside the input.
+    """
+    failures = 0
+    with gpu_table.table(out / gpu_table.WITHOUT, gpu_table.WITHOUT_COLUMNS) as write:
+        for name, x, *pools in _without_kernels():
+            for library, pool in zip(("poolgrad", "PyTorch"), pools, strict=True):
+                if pool is None:
+                    continue
+                key = {"row": name, "library": library}
+                if deadline.passed(" ".join(key.values())):
+                    failures += 1
+                    continue
+                try:
+                    write(key | _passes(pool, x.requires_grad_()))
+                except Exception as error:
+                    failures += 1
+                    write(key | {"error": _first_line(error)})
+    return failures
+
+
+def _passes(pool: Pool, x: Tensor) -> Line:
+    begin = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    y = pool(x)
+    gy = torch.randn_like(y)
+    torch.autograd.grad(y, x, gy, retain_graph=True)
+    peak = torch.cuda.max_memory_allocated() - begin
+    with torch.no_grad():
+        forward = _called(lambda: pool(x))
+    backward = _called(lambda: torch.autograd.grad(y, x, gy, retain_graph=True))
+    return {"forward_us": forward, "backward_us": backward, "peak_bytes": peak}
+
+
 def chosen_networks() -> list[tuple[Network, str]]:
     """Return those of `poolgrad bench --networks` that are trained, unchanged and as converted."""
     trained = [n for n in networks.NETWORKS if n.training and n.title in BATCHES]
@@ -354,7 +430,7 @@ def print_plan() -> None:
     print(f"{len(ROWS)} rows x {len(DTYPES)} dtypes x {len(FORMATS)} formats would be timed")
     print("networks:", *(f"{network.title} ({change});" for network, change in chosen_networks()))
     if find_spec("triton"):
-        from poolgrad.bench.gpu_model import print_model
+        from poolgrad.tools.bench.gpu_model import print_model
 
         print_model()
     else:
@@ -364,7 +440,7 @@ def print_plan() -> None:
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("times", "compiled", "bits", "networks"))
+    parser.add_argument("what", choices=("times", "compiled", "bits", "networks", "without"))
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--dry-run", action="store_true")
@@ -381,6 +457,7 @@ def main() -> None:
         "compiled": partial(measure, arguments.out, deadline, compiled=True),
         "bits": partial(check_bits, deadline),
         "networks": partial(measure_networks, arguments.out, deadline),
+        "without": partial(measure_without_kernels, arguments.out, deadline),
     }
     failures = runs[arguments.what]()
     if failures:

@@ -43,6 +43,7 @@ gpu 110 "times beside PyTorch" times
 gpu 145 "times beside torch.compile" compiled
 gpu 45 "equal bits, more than 2^31 elements" bits
 gpu 80 "training steps of networks" networks
+gpu 45 "operators without kernels" without
 # Triton compiles on the CPU, so several processes. Without the caching allocator of PyTorch,
 # compute-sanitizer sees an access outside of a tensor; it comes last, when kernels are compiled.
 step 130 "tests on the device" "${pytest[@]}" -n 8 --maxfail 20 tests/gpu

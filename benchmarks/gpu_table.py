@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 TIMES, COMPILED, NETWORKS = "gpu.csv", "gpu-compiled.csv", "gpu-networks.csv"
+WITHOUT = "gpu-without-kernels.csv"
 DIRECTIONS = ("forward", "backward", "both")
 COLUMNS = (
     "row", "dtype", "format", "direction", "ours_us", "rival_us", "floor_us", "rival / ours",
@@ -25,6 +26,7 @@ COLUMNS = (
 NETWORK_COLUMNS = (
     "network", "batch", "change", "step_us", "peak_bytes", "kept_bytes", "error",
 )  # fmt: skip
+WITHOUT_COLUMNS = ("row", "library", "forward_us", "backward_us", "peak_bytes", "error")
 
 OF_COPY, FASTER, NEVER_SLOWER = 0.9, 1.5, 0.98  # medians of equal times differ by up to 2 %
 NEAR_COPY = ("2x2 stride 2", "3x3 stride 2")

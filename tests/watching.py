@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # These add in an arbitrary order on GPUs, or make the host wait for a value.
@@ -39,3 +41,22 @@ class Watching(TorchDispatchMode):
         if name in _REFUSED or adds:
             self.refused.add(name)
         return func(*args, **(kwargs or {}))
+
+
+class Copies(TorchFunctionMode):
+    """Collects the functions that copy numbers of the host to another device.
+
+    A CUDA graph cannot capture such a copy, and outside of graphs the host waits for it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.tensor, torch.asarray, torch.as_tensor) and not isinstance(
+            args[0], torch.Tensor
+        ):
+            self.names.append(func.__name__)
+        return result

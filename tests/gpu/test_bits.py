@@ -9,6 +9,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from watching import Copies  # noqa: E402
+
 import poolgrad.torch.triton as package  # noqa: E402
 from poolgrad.interface import Selection  # noqa: E402
 from poolgrad.operators import OPERATORS, Prepared, prepare  # noqa: E402
@@ -229,7 +231,8 @@ CALLS += [("max", Selection("split"))]
 
 @pytest.mark.parametrize(("name", "options"), CALLS, ids=str)
 def test_the_host_reads_no_numbers(name: str, options: tuple[Any, ...]) -> None:
-    """Tensors without numbers: no call waits for the device, nor allocates by what is there.
+    """Tensors without numbers: no call waits for the device, copies a number to it, or allocates
+    by what is there.
 
     So CUDA graphs can capture the calls.
     """
@@ -243,11 +246,12 @@ def test_the_host_reads_no_numbers(name: str, options: tuple[Any, ...]) -> None:
         given = (torch.empty(shapes[0], dtype=DTYPES[dtype], device="meta"),)
     static = Static(ready)
     held = (x,) if operator.nonlinear else ()
-    with recorded() as launches:
+    with recorded() as launches, Copies() as copies:
         made = adapter.forward(static, x, *given)
         y, *residual = made if isinstance(made, tuple) else (made,)
         gx = adapter.vjp(static, y, *held, *given, *residual)
         if not operator.nonlinear:
             assert adapter.jvp(static, gx, *given, *residual).is_meta
+    assert not copies.names
     assert (len(launches) >= 2) == operator.has_kernels("cuda", operator.options(*options))
     assert all(tensor.is_meta for one in launches for tensor in one.args if torch.is_tensor(tensor))

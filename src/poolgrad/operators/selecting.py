@@ -178,7 +178,7 @@ class Extreme(Routed):
         byte = xp.broadcast_to(byte, (*routes.shape[:-1], taps.shape[-1]))
         bits = xp.take_along_axis(routes, byte, axis=-1) // 2 ** (taps % 8) % 2
         winners = windows.valid & (bits == 1)
-        count = xp.maximum(xp.count_nonzero(winners, axis=-1), 1)[..., None]
+        count = xp.clip(xp.count_nonzero(winners, axis=-1), min=1)[..., None]
         return xp.where(winners, amounts / xp.astype(count, amounts.dtype), 0.0)
 
 

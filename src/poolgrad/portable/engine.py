@@ -315,7 +315,7 @@ def _owners(xp: Any, layout: Layout, indices: Any) -> tuple[Any, Any, Any]:
     ranked = xp.take(positions, order, axis=0)
     every = xp.arange(count * plane, **placed(indices))
     last = xp.searchsorted(ranked, every, side="right") - 1
-    last = xp.maximum(last, 0)
+    last = xp.clip(last, min=0)
     return xp.take(order, last, axis=0), xp.take(ranked, last, axis=0) == every, positions
 
 

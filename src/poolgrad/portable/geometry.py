@@ -210,7 +210,7 @@ def _gather(xp: Any, x: Any, index: Any, axis: int) -> Any:
 def _skipped(xp: Any, axis: Axis, outputs: Any) -> Any:
     """Return the number of leading taps of each window that are low padding."""
     start = outputs * axis.stride - axis.lo
-    return xp.maximum(-(start // axis.dilation), 0)
+    return xp.clip(-(start // axis.dilation), min=0)
 
 
 def _fixed_taps(xp: Any, axis: Axis, where: dict[str, Any]) -> Taps:
@@ -220,7 +220,7 @@ def _fixed_taps(xp: Any, axis: Axis, where: dict[str, Any]) -> Taps:
     start = outputs * axis.stride - axis.lo
     inputs = start + numbers * axis.dilation
     valid = (numbers < axis.kernel) & (inputs < axis.size)
-    extent = xp.minimum(-((start - axis.size - axis.hi) // axis.dilation), axis.kernel)
+    extent = xp.clip(-((start - axis.size - axis.hi) // axis.dilation), max=axis.kernel)
     return Taps(xp.where(valid, inputs, 0), valid, numbers, extent)
 
 
@@ -237,7 +237,7 @@ def _fixed_inverse_taps(
         outputs = begin // stride
         valid = (begin >= 0) & (begin % stride == 0) & (outputs < axis.out)
     else:
-        first = xp.maximum(-((dilation * (kernel - 1) - position) // stride), 0)
+        first = xp.clip(-((dilation * (kernel - 1) - position) // stride), min=0)
         outputs = first + xp.arange(most, **where)[None, :]
         begin = position - outputs * stride
         taps = begin // dilation
@@ -260,7 +260,7 @@ def _adaptive_inverse_taps(
 ) -> tuple[Any, Any, Any]:
     first, before, bins, size = axis.origin
     most = min(-(-bins // size) + 1, axis.out)
-    least = xp.maximum((inputs + before) * bins // size - first, 0)
+    least = xp.clip((inputs + before) * bins // size - first, min=0)
     outputs = least + xp.arange(most, **where)[None, :]
     begin, end = axis.bins(outputs)
     valid = (begin <= inputs) & (inputs < end) & (outputs < axis.out)

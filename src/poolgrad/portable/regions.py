@@ -309,7 +309,8 @@ class PortableMap(RegionMap):
         behind = xp.astype(behind, xp.int64)
         behind = behind + xp.astype(position(behind) < points, xp.int64)
         behind = behind - xp.astype(position(behind - 1) >= points, xp.int64)
-        behind = xp.minimum(xp.clip(behind, min=0), samples)
+        behind = xp.clip(behind, min=0)
+        behind = xp.where(behind < samples, behind, samples)
 
         # Samples between two points share their weight among both, but those before the first and
         # behind the last input have that of this input.
