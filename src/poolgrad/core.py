@@ -1,4 +1,9 @@
-"""Typed interface to the compiled kernels."""
+"""Interface to the compiled kernels: instruction sets, threads, memory, and plans of layouts.
+
+csrc/python/bindings.cpp defines the compiled module and describes its classes and functions.
+"""
+
+# ruff: noqa: PLC0414 - the aliases mark what other modules import from here
 
 from __future__ import annotations
 
@@ -8,7 +13,11 @@ from typing import Any, Protocol
 from poolgrad.windows import Axis, Layout, brief
 
 try:
-    from poolgrad import _kernels
+    import poolgrad._kernels as _kernels  # noqa: PLR0402 - the package itself declares no module
+    from poolgrad._kernels import BoundCalls as BoundCalls
+    from poolgrad._kernels import CachedBlock as CachedBlock
+    from poolgrad._kernels import Regions as Regions
+    from poolgrad._kernels import TensorSpec as TensorSpec
 except ImportError as error:  # pragma: no cover - only in a broken installation
     raise ImportError(
         "poolgrad's compiled kernels are missing or do not load on this machine "
@@ -18,10 +27,6 @@ except ImportError as error:  # pragma: no cover - only in a broken installation
 
 # Results of at least this many bytes use cached memory.
 LARGE = 1 << 20
-BoundCalls = _kernels.BoundCalls
-CachedBlock = _kernels.CachedBlock
-Regions = _kernels.Regions
-TensorSpec = _kernels.TensorSpec
 
 _MAX_THREADS = 4096
 
