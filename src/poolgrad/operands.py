@@ -1,8 +1,9 @@
 """Extra operands: the arguments of an operator besides the input, one class for each kind.
 
 A class defines the checks of an operand, its form in a kernel call, how it is batched, sharded and
-cut into chunks, and the shape of its gradient. A front end converts the caller's values in the
-methods of `Converter` and does not distinguish the classes otherwise.
+cut into chunks, and the shape of its gradient. A front end converts the caller's values in its
+methods `parameter`, `seed`, `samples` and `indices`, and does not distinguish the classes
+otherwise.
 """
 
 # ruff: noqa: D102 - the base class documents the methods
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from poolgrad import arguments
 from poolgrad.dtypes import FLOATS
 
 if TYPE_CHECKING:
+    from poolgrad.frontend import FrontEnd
     from poolgrad.operators import Prepared
     from poolgrad.windows import Layout
 
@@ -33,25 +35,6 @@ class Samples(NamedTuple):
 
     values: Any
     generator: Any
-
-
-class Converter(Protocol):
-    """Checks the caller's values and converts them to arrays of a front end.
-
-    `x` is the input, `ready` the checked call.
-    """
-
-    def parameter(self, operand: Parameter, value: Any, x: Any, ready: Prepared) -> Any:
-        """Convert a number, or one for each channel, to the dtype of sums."""
-
-    def seed(self, value: Any, x: Any) -> Any:
-        """Return a seed, or draw one from a generator."""
-
-    def samples(self, operand: WindowSamples, value: Samples, x: Any, ready: Prepared) -> Any:
-        """Return samples in [0, 1), in the dtype of the input."""
-
-    def indices(self, value: Any, x: Any) -> Any:
-        """Return indices of the shape of the input."""
 
 
 class Operand(ABC):
@@ -92,7 +75,7 @@ class Operand(ABC):
         self.name = name
 
     @abstractmethod
-    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
+    def convert(self, front: FrontEnd, value: Any, x: Any, ready: Any) -> Any:
         """Check the caller's value and convert it to an array of the front end.
 
         `ready`, the prepared call, may be None unless `uses_layout`.
@@ -133,7 +116,7 @@ class _Nothing(Operand):
 
     count = 0
 
-    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
+    def convert(self, front: FrontEnd, value: Any, x: Any, ready: Any) -> Any:
         return None
 
     def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
@@ -150,7 +133,7 @@ class Parameter(Operand):
     is_shared = True
     uses_layout = True
 
-    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
+    def convert(self, front: FrontEnd, value: Any, x: Any, ready: Any) -> Any:
         return front.parameter(self, value, x, ready)
 
     def checked(self, value: Any, ready: Prepared) -> Array:
@@ -190,7 +173,7 @@ class Seed(Operand):
     is_positional = True
     is_cut = False
 
-    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
+    def convert(self, front: FrontEnd, value: Any, x: Any, ready: Any) -> Any:
         return front.seed(value, x)
 
     def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
@@ -207,7 +190,7 @@ class WindowSamples(Operand):
     uses_layout = True
     is_cut = False
 
-    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
+    def convert(self, front: FrontEnd, value: Any, x: Any, ready: Any) -> Any:
         return front.samples(self, value, x, ready)
 
     def checked(self, value: Any, layout: Layout) -> Array:
@@ -239,7 +222,7 @@ class WindowSamples(Operand):
 class Indices(Operand):
     """The flat position of each input in the plane of the output."""
 
-    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
+    def convert(self, front: FrontEnd, value: Any, x: Any, ready: Any) -> Any:
         return front.indices(value, x)
 
     def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
@@ -255,7 +238,7 @@ class SecondInput(Operand):
 
     has_gradient = True
 
-    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
+    def convert(self, front: FrontEnd, value: Any, x: Any, ready: Any) -> Any:
         raise NotImplementedError  # composition.py converts it
 
     def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:

@@ -273,18 +273,9 @@ def inner_of(x: Tensor, spec: WindowSpec, channels_last: bool) -> int:
         return inner_axis.__wrapped__(*where)
 
 
-def prepare_call(
-    name: str,
-    spec: WindowSpec,
-    options: Any,
-    shape: tuple[int, ...],
-    channels_last: bool,
-    inner: int,
-    dtype: str,
-) -> Prepared:
+def prepare_call(*call: Any) -> Prepared:
     """Prepare a call (see `operators.prepare`), without a cache while a compiler traces."""
-    function = prepare_uncached if torch.compiler.is_compiling() else prepare
-    return function(name, spec, options, shape, channels_last, inner, dtype)
+    return (prepare_uncached if torch.compiler.is_compiling() else prepare)(*call)
 
 
 def is_in_graph() -> bool:
