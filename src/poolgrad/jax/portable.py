@@ -14,7 +14,7 @@ from poolgrad.portable import engine
 
 def forward(x: Array, *operands: Array, pool: Static, keep: int) -> list[Array]:
     """Compute the output and the first arrays of the residual."""
-    ready = pool.prepared(x.shape, x.dtype.name)
+    ready = pool.prepared(x)
     y, kept = engine.forward(ready, x, _operand(pool, operands), bool(keep))
     if pool.operator.nonlinear:
         # No `vjp` reads these zeros, but a primitive has the same results on every platform.
@@ -26,11 +26,10 @@ def jvp(*args: Array, pool: Static, learned: bool) -> list[Array]:
     """Compute the tangent of the output."""
     linear, rest = args[: 1 + learned], args[1 + learned :]
     x, operands, residual = pool.held(rest)
-    if pool.operator.nonlinear:
-        parameters = operands if pool.operator.learned else ()
-        return formulas.jvp(pool, learned, *linear)(x, *parameters)
+    if pool.operator.nonlinear:  # whose operands are all learned
+        return formulas.jvp(pool, learned, *linear)(x, *operands)
     (t,) = linear
-    ready = pool.prepared(t.shape, t.dtype.name)
+    ready = pool.prepared(t)
     return [engine.jvp(ready, t, _operand(pool, operands), residual)]
 
 
@@ -39,7 +38,7 @@ def vjp(
 ) -> list[Array]:
     """Compute the gradients of the input and, if requested, of the learned argument."""
     x, operands, residual = pool.held(args)
-    ready = pool.prepared(pool.before(gy.shape, sizes), gy.dtype.name)
+    ready = pool.prepared(gy, pool.before(gy.shape, sizes))
     gradients = engine.vjp(ready, gy, x, _operand(pool, operands), residual)
     return [*gradients[: 1 + learned]]
 
