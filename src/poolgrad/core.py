@@ -8,7 +8,8 @@ csrc/python/bindings.cpp defines the compiled module and describes its classes a
 from __future__ import annotations
 
 import os
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from poolgrad.windows import Axis, Layout, brief
 
@@ -152,24 +153,24 @@ if (_streamed := _bytes_set("POOLGRAD_STREAM_BYTES")) is not None:
     _kernels.limit_nontemporal_stores(_streamed)
 
 
-class Cache(Protocol):
-    """Memory of large results that is reused for later results."""
+class Cache(NamedTuple):
+    """Memory of large results that is reused for later results.
 
-    def empty(self) -> None:
-        """Free what no result uses."""
+    Attributes
+    ----------
+    empty : callable
+        Frees what no result uses.
+    use : callable
+        Returns the bytes that results use, and the bytes that are kept for later results.
+    """
 
-    def use(self) -> tuple[int, int]:
-        """Return the bytes that results use, and the bytes that are kept for later results."""
-
-
-class _Blocks:
-    """The cache of the compiled kernels, for NumPy arrays and scratch memory."""
-
-    empty = staticmethod(_kernels.empty_cache)
-    use = staticmethod(_kernels.cache_use)
+    empty: Callable[[], None]
+    use: Callable[[], tuple[int, int]]
 
 
-CACHES: list[Cache] = [_Blocks()]  # a front end with a cache of its own adds it
+# The cache of the compiled kernels, for NumPy arrays and scratch memory; a front end with a cache
+# of its own adds it.
+CACHES = [Cache(_kernels.empty_cache, _kernels.cache_use)]
 
 
 def empty_cache() -> None:
