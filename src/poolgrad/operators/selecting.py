@@ -54,12 +54,16 @@ class Routed(Operator):
         return (Buffer((*shape,), layout.order, "uint8", layout.in_shape),)
 
     def vjp(self, call: KernelCall) -> None:
-        (routes,) = call.residual
-        call.kernels.route_backward(call.source, routes, call.target, None, call.threads)
+        self._apply(call, "backward")
 
     def jvp(self, call: KernelCall) -> None:
-        (routes,) = call.residual
-        call.kernels.route_jvp(call.source, routes, call.target, None, call.threads)
+        self._apply(call, "jvp")
+
+    def _apply(self, call: KernelCall, direction: str) -> None:
+        stored = "split" if getattr(call.options, "ties", None) == "split" else "route"
+        samples = call.operand if self.operand.determines_windows else None
+        kernel = getattr(call.kernels, f"{stored}_{direction}")
+        kernel(call.source, call.residual[0], call.target, samples, call.threads)
 
     def share(
         self, xp: Any, amounts: Any, windows: UnfoldedWindows, routes: Any, options: Any
@@ -140,16 +144,6 @@ class Extreme(Routed):
         if kept is not None:
             kernels.split_winners(self.order, x, y, kept, *last)
 
-    def vjp(self, call: KernelCall) -> None:
-        kernels, split = call.kernels, call.options.ties == "split"
-        kernel = kernels.split_backward if split else kernels.route_backward
-        kernel(call.source, call.residual[0], call.target, call.operand, call.threads)
-
-    def jvp(self, call: KernelCall) -> None:
-        kernels, split = call.kernels, call.options.ties == "split"
-        kernel = kernels.split_jvp if split else kernels.route_jvp
-        kernel(call.source, call.residual[0], call.target, call.operand, call.threads)
-
     def best(self, xp: Any, windows: UnfoldedWindows) -> tuple[Any, Any]:
         """Return the winning value of windows without NaN, and the output of an empty window."""
         raise NotImplementedError
@@ -198,7 +192,6 @@ class ReLUMax(Max):
     """The largest input of each window, or 0 if none is positive; NaN if it contains one."""
 
     name = order = "relu_max"
-    kernels = ON_CPUS_AND_GPUS
 
     def may_have_no_winner(self, options: Any) -> bool:
         return True

@@ -91,7 +91,7 @@ class _Nonlinear(Operator):
     """Base class of nonlinear operators: the weights depend on the inputs."""
 
     nonlinear = True
-    kernels = frozenset({"cpu", "xla", "cuda"})
+    kernels = ON_CPUS_AND_GPUS
     kept: ClassVar[int]  # residual numbers for each window
 
     def kernel(self, options: Any) -> str:
@@ -148,7 +148,6 @@ class Lp(_Nonlinear):
     """The p-norm of each window, or its generalised mean."""
 
     name = "lp"
-    kernels = ON_CPUS_AND_GPUS
     options = PowerMean
     operand = Parameter("norm_type")
     kept = 2
@@ -188,7 +187,6 @@ class LogMeanExp(_Nonlinear):
     """The logarithm of the mean exponential of each window."""
 
     name = "log_mean_exp"
-    kernels = ON_CPUS_AND_GPUS
     operand = Parameter("r")
     kept = 2
 
@@ -229,7 +227,6 @@ class Soft(_Nonlinear):
     """The mean of each window, weighted with its softmax."""
 
     name = "soft"
-    kernels = ON_CPUS_AND_GPUS
     kept = 3
 
     def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, options: Any) -> Any:
@@ -246,7 +243,6 @@ class Expected(_Nonlinear):
     """The expected value of `Stochastic`."""
 
     name = "expected"
-    kernels = ON_CPUS_AND_GPUS
     kept = 3
 
     def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, options: Any) -> Any:
