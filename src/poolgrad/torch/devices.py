@@ -17,16 +17,6 @@ from poolgrad.torch._compat import (
 )
 from poolgrad.torch.arrays import dense
 
-# The devices on which poolgrad's operators run: see `engines`.
-_DISPATCH_KEYS = ("CPU", "CUDA", "MPS", "XPU", "HPU", "MTIA", "XLA", "PrivateUse1")
-
-
-# The kinds of tensors that are not dense
-_REFUSED_KEYS = (
-    "SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA", "QuantizedCPU", "QuantizedCUDA",
-    "NestedTensorCPU", "NestedTensorCUDA", "MkldnnCPU",
-)  # fmt: skip
-
 
 def define(
     library: torch.library.Library,
@@ -65,18 +55,10 @@ def define(
     library.define(name + arguments)
     op = getattr(torch.ops.poolgrad, name).default
     names = names_of_tensors(arguments)
-    run = _on_one_device(names, run)
+    run = _checked(names, run)
     skip_by_compiler(run)
-    for key in _DISPATCH_KEYS:
-        library.impl(name, run, key)
-
-    def refuse(*args: Any) -> None:
-        for argument, tensor in zip(names, args, strict=False):
-            dense(argument, tensor)
-
-    for key in _REFUSED_KEYS:
-        library.impl(name, refuse, key)
-    torch.library.register_fake(op, _on_one_device(names, fake), lib=library)
+    library.impl(name, run, "CompositeExplicitAutograd")  # all devices and kinds of tensors
+    torch.library.register_fake(op, _checked(names, fake), lib=library)
     torch.library.register_vmap(op, partial(batched, op), lib=library)
     if launches is None or not triton.is_installed():
         return op
@@ -99,8 +81,8 @@ def names_of_tensors(schema: str) -> list[str]:
     return re.findall(r"Tensor (\w+)", schema)
 
 
-def _on_one_device(names: list[str], run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `run` with a check of the devices of its first arguments, the tensors `names`.
+def _checked(names: list[str], run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `run` with a check of its first arguments: dense tensors on one device.
 
     The dispatcher chooses one of several devices. If that is ``meta``, the shape function would
     return tensors without values on another one. An extra operand may always be on the CPU.
@@ -108,6 +90,8 @@ def _on_one_device(names: list[str], run: Callable[..., Any]) -> Callable[..., A
 
     def checked(*args: Any) -> Any:
         given = list(zip(names, args, strict=False))
+        for name, tensor in given:
+            dense(name, tensor)
         device = args[0].device
         if any(t.device != device and not (n == "operand" and t.is_cpu) for n, t in given):
             came = ", ".join(f"{name} on {tensor.device}" for name, tensor in given)
