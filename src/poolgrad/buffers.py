@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -47,7 +48,7 @@ def is_readable(array: Array) -> bool:
     """Whether the kernels can read the array itself."""
     # An itemsize of 0 (dtype V0) is refused later, like other dtypes.
     step = array.itemsize or 1
-    in_steps = not any(s % step for s in array.strides)
+    in_steps = math.gcd(step, *array.strides) == step
     return array.dtype.isnative and in_steps and array.flags.aligned
 
 

@@ -183,5 +183,5 @@ def prepare(
     name: str, spec: WindowSpec, options: Any, shape: tuple[int, ...], *where: Any
 ) -> Prepared:
     """Call `prepare_uncached`, cached unless a size is symbolic and may not be hashable."""
-    plain = all(type(size) is int for size in shape)
-    return (_prepare_cached if plain else prepare_uncached)(name, spec, options, shape, *where)
+    function = _prepare_cached if {*map(type, shape)} <= {int} else prepare_uncached
+    return function(name, spec, options, shape, *where)
