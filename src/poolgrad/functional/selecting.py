@@ -13,24 +13,11 @@ from poolgrad.functional.declare import (
     RealFunction,
     Yes,
     selecting_functions,
-    window_spec,
 )
-from poolgrad.interface import NoOptions, Request, Routing, Selection
-from poolgrad.windows import Ints, brief, flag
+from poolgrad.interface import NoOptions, Request
+from poolgrad.windows import Ints, flag
 
 __all__: list[str] = []
-
-
-def checked_string(name: str, value: object) -> str:
-    """Return the value of a string option, checked."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, got {brief(value)}")
-    return value
-
-
-def selection(ties: object, routes: object) -> Selection:
-    """Return the options of a selecting operator, checked."""
-    return Selection(checked_string("ties", ties), checked_string("routes", routes))
 
 
 class _Selecting(Function, families.Selecting, Generic[Flag]):
@@ -38,12 +25,6 @@ class _Selecting(Function, families.Selecting, Generic[Flag]):
 
     _: KW_ONLY
     return_indices: Flag = False  # type: ignore[assignment]
-
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        spec = window_spec(self, dims)
-        indices = flag("return_indices", self.return_indices)
-        return self._request(x, spec, selection(self.ties, self.routes), return_indices=indices)
 
 
 class _MaxPool(_Selecting[Flag]):
@@ -229,15 +210,13 @@ class _StochasticPool(RealFunction, families.Drawn, families.Stochastic, Generic
     return_indices: Flag = False  # type: ignore[assignment]
 
     def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        spec = window_spec(self, dims)
-        indices = flag("return_indices", self.return_indices)
-        kept = Routing(checked_string("routes", self.routes))
+        """Return the request of a draw or, without training, of the expected value."""
+        request = super().request(x, dims)
         if flag("training", self.training):
-            return self._request(x, spec, kept, self.generator, return_indices=indices)
-        if indices:
+            return request
+        if request.return_indices:
             raise ValueError("return_indices=True needs training=True: a mean has no winners")
-        return replace(self._request(x, spec, NoOptions()), operator="expected")
+        return replace(request, operator="expected", options=NoOptions(), operands=())
 
 
 max_pool1d, max_pool2d, max_pool3d = selecting_functions(

@@ -10,10 +10,8 @@ from poolgrad.functional.declare import (
     RealFunction,
     functions,
     mean_functions,
-    window_spec,
 )
-from poolgrad.interface import Averaging, Mixing, NoOptions, PowerMean, Request
-from poolgrad.windows import brief, flag
+from poolgrad.windows import brief
 
 __all__: list[str] = []
 
@@ -70,11 +68,9 @@ class _AvgPool(Function, families.Average):
 
     operator = "avg"
 
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        spec = window_spec(self, dims)
-        counted = flag("count_include_pad", self.count_include_pad)
-        return self._request(x, spec, Averaging(counted, divisor(self.divisor_override)))
+    def options(self) -> Any:
+        """Return the options of the operator."""
+        return super().options()._replace(divisor=divisor(self.divisor_override))
 
 
 class _LPPool(RealFunction, families.Power):
@@ -113,11 +109,6 @@ class _LPPool(RealFunction, families.Power):
 
     operator = "lp"
 
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        options = PowerMean(flag("mean", self.mean))
-        return self._request(x, window_spec(self, dims), options, self.norm_type)
-
 
 class _LogMeanExpPool(RealFunction, families.LogMeanExp):
     """Log-mean-exp of every window of {axes}: ``log(mean(exp(r * x))) / r``.
@@ -151,10 +142,6 @@ class _LogMeanExpPool(RealFunction, families.LogMeanExp):
 
     operator = "log_mean_exp"
 
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        return self._request(x, window_spec(self, dims), NoOptions(), self.r)
-
 
 class _SoftPool(RealFunction, families.Windows):
     """Softmax-weighted mean of every window of {axes}: ``sum(exp(x) * x) / sum(exp(x))``.
@@ -185,10 +172,6 @@ class _SoftPool(RealFunction, families.Windows):
     """
 
     operator = "soft"
-
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        return self._request(x, window_spec(self, dims), NoOptions())
 
 
 class _MixedPool(RealFunction, families.Mixed):
@@ -222,11 +205,6 @@ class _MixedPool(RealFunction, families.Mixed):
 
     operator = "mixed"
 
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        options = Mixing(flag("count_include_pad", self.count_include_pad))
-        return self._request(x, window_spec(self, dims), options, self.alpha)
-
 
 class _RangePool(RealFunction, families.Windows):
     """Largest minus smallest input of every window of {axes}: the morphological gradient.
@@ -258,10 +236,6 @@ class _RangePool(RealFunction, families.Windows):
     """
 
     operator = "range"
-
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        return self._request(x, window_spec(self, dims), NoOptions())
 
 
 class _LipPool(RealFunction, families.Windows, families.Logits):
@@ -296,10 +270,6 @@ class _LipPool(RealFunction, families.Windows, families.Logits):
     """
 
     operator = "lip"
-
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        return self._request(x, window_spec(self, dims), NoOptions(), self.logits)
 
 
 avg_pool1d, avg_pool2d, avg_pool3d = mean_functions("avg_pool", _AvgPool)
