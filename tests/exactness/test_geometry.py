@@ -16,7 +16,7 @@ from processes import assert_runs
 
 import poolgrad
 from poolgrad.core import kernels_for
-from poolgrad.windows import Axis, AxisSlice, WindowSpec, adaptive, fixed, lay_out, resolve
+from poolgrad.windows import Axis, WindowSpec, adaptive, fixed, lay_out, resolve
 
 HUGE = 2**40
 WIDTH = 2  # the last of the kernels' three axes, also where it is the only one
@@ -86,9 +86,8 @@ def test_a_slice_has_the_taps_of_the_whole(
         end = (stop - 1) * axis.stride - axis.lo + (axis.kernel - 1) * axis.dilation + 1
     end = min(end, size)
     assume(begin < end)
-    compiled = plan_of(
-        spec._replace(slices=(AxisSlice(first, stop - first, begin, size - end),)), end - begin
-    )
+    part = axis.sliced((first, stop), (begin, end))
+    compiled = plan_of(spec._replace(slices=(part,)), end - begin)
     (sliced,) = compiled.layout.window.axes
     assert sliced.out == stop - first
     for output in range(sliced.out):

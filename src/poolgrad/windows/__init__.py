@@ -33,7 +33,6 @@ from poolgrad.windows.resolve import (
     resolve,
 )
 from poolgrad.windows.spec import (
-    AxisSlice,
     WindowKind,
     WindowSpec,
     adaptive,
@@ -46,7 +45,6 @@ from poolgrad.windows.spec import (
 
 __all__ = [
     "Axis",
-    "AxisSlice",
     "Ints",
     "Layout",
     "Padding",

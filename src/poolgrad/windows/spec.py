@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from poolgrad.windows.arguments import (
     LIMIT,
@@ -20,6 +20,9 @@ from poolgrad.windows.arguments import (
     to_python,
 )
 
+if TYPE_CHECKING:
+    from poolgrad.windows.resolve import Axis
+
 
 class WindowKind(IntEnum):
     """Kinds of windows along an axis."""
@@ -32,23 +35,6 @@ class WindowKind(IntEnum):
     """Windows of one size; random samples determine where they begin."""
     GLOBAL = 3
     """One window over the whole input."""
-
-
-class AxisSlice(NamedTuple):
-    """A slice of the windows of a larger axis: those of one Dask chunk.
-
-    Attributes
-    ----------
-    first, outputs : int
-        Index of the first window, and number of windows.
-    before, after : int
-        Numbers of inputs of the larger axis before and after those of the slice.
-    """
-
-    first: int
-    outputs: int
-    before: int
-    after: int
 
 
 class WindowSpec(NamedTuple):
@@ -71,8 +57,8 @@ class WindowSpec(NamedTuple):
         window is kept.
     output_size : tuple of (int or None)
         Number of windows; None stands for the number of inputs.
-    slices : tuple of AxisSlice
-        If not empty, only these windows are pooled, from a part of the input.
+    slices : tuple of Axis
+        If not empty, only these windows are pooled, from a part of the input; see `Axis.sliced`.
     """
 
     kind: WindowKind
@@ -82,7 +68,7 @@ class WindowSpec(NamedTuple):
     dilation: tuple[int, ...] = ()
     ceil_mode: bool = False
     output_size: tuple[int | None, ...] = ()
-    slices: tuple[AxisSlice, ...] = ()
+    slices: tuple[Axis, ...] = ()
 
     @property
     def dims(self) -> int:
