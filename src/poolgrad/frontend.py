@@ -93,7 +93,7 @@ def _named(name: str) -> FrontEnd:
 
 
 class FrontEnd(ABC):
-    """The front end of one framework; also converts extra operands (see `operands.Converter`).
+    """The front end of one framework; also converts extra operands (see `operands`).
 
     Attributes
     ----------

@@ -1,8 +1,8 @@
 """Extra operands: the arguments of an operator besides the input, one class for each kind.
 
 A class defines the checks of an operand, its form in a kernel call, how it is batched, sharded and
-cut into chunks, and the shape of its gradient. A front end converts the caller's values in the
-methods of `Converter` and does not distinguish the classes otherwise.
+cut into chunks, and the shape of its gradient. A front end converts the caller's values, in a
+method for each kind, and does not distinguish the classes otherwise.
 """
 
 # ruff: noqa: D102 - the base class documents the methods
@@ -10,9 +10,8 @@ methods of `Converter` and does not distinguish the classes otherwise.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from poolgrad import arguments
 from poolgrad.dtypes import FLOATS
 
 if TYPE_CHECKING:
+    from poolgrad.frontend import FrontEnd
     from poolgrad.operators import Prepared
     from poolgrad.windows import Layout
 
@@ -35,34 +35,15 @@ class Samples(NamedTuple):
     generator: Any
 
 
-class Converter(Protocol):
-    """Checks the caller's values and converts them to arrays of a front end.
-
-    `x` is the input, `ready` the checked call.
-    """
-
-    def parameter(self, operand: Parameter, value: Any, x: Any, ready: Prepared) -> Any:
-        """Convert a number, or one for each channel, to the dtype of sums."""
-
-    def seed(self, value: Any, x: Any) -> Any:
-        """Return a seed, or draw one from a generator."""
-
-    def samples(self, operand: WindowSamples, value: Samples, x: Any, ready: Prepared) -> Any:
-        """Return samples in [0, 1), in the dtype of the input."""
-
-    def indices(self, value: Any, x: Any) -> Any:
-        """Return indices of the shape of the input."""
-
-
-class Operand(ABC):
-    """An extra operand.
+class Operand:
+    """An extra operand. The one without a name stands for none.
 
     Attributes
     ----------
     name : str
         Name of the argument in the public functions.
     count : int
-        Number of arrays besides the input: 1, or 0 if there is no operand.
+        Number of arrays besides the input: 1, or 0 without a name.
     has_gradient : bool
         Whether the operand is learned. Then the last residual is the derivative of each output with
         respect to it.
@@ -80,7 +61,6 @@ class Operand(ABC):
         Whether a chunk of the input can be pooled with a part of the operand.
     """
 
-    count: ClassVar[int] = 1
     has_gradient: ClassVar[bool] = False
     is_shared: ClassVar[bool] = False
     is_positional: ClassVar[bool] = False
@@ -89,18 +69,18 @@ class Operand(ABC):
     is_cut: ClassVar[bool] = True
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name, self.count = name, int(bool(name))
 
-    @abstractmethod
-    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
+    def convert(self, front: FrontEnd, value: Any, x: Any, ready: Any) -> Any:
         """Check the caller's value and convert it to an array of the front end.
 
         `ready`, the prepared call, may be None unless `uses_layout`.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
         """Return dtype and shapes for a kernel, and whether the array is flattened first."""
+        raise NotImplementedError
 
     def kernel_form(self, array: Any, size: int, number: Callable[[Any], Any]) -> Any:
         """Return the operand in the form that an operator's methods take.
@@ -128,19 +108,7 @@ class Operand(ABC):
         return None
 
 
-class _Nothing(Operand):
-    """The operand of operators that have none."""
-
-    count = 0
-
-    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
-        return None
-
-    def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
-        raise NotImplementedError
-
-
-NOTHING = _Nothing("")
+NOTHING = Operand("")
 
 
 class Parameter(Operand):
@@ -150,7 +118,7 @@ class Parameter(Operand):
     is_shared = True
     uses_layout = True
 
-    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
+    def convert(self, front: FrontEnd, value: Any, x: Any, ready: Any) -> Any:
         return front.parameter(self, value, x, ready)
 
     def checked(self, value: Any, ready: Prepared) -> Array:
@@ -190,7 +158,7 @@ class Seed(Operand):
     is_positional = True
     is_cut = False
 
-    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
+    def convert(self, front: FrontEnd, value: Any, x: Any, ready: Any) -> Any:
         return front.seed(value, x)
 
     def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
@@ -207,7 +175,7 @@ class WindowSamples(Operand):
     uses_layout = True
     is_cut = False
 
-    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
+    def convert(self, front: FrontEnd, value: Any, x: Any, ready: Any) -> Any:
         return front.samples(self, value, x, ready)
 
     def checked(self, value: Any, layout: Layout) -> Array:
@@ -239,7 +207,7 @@ class WindowSamples(Operand):
 class Indices(Operand):
     """The flat position of each input in the plane of the output."""
 
-    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
+    def convert(self, front: FrontEnd, value: Any, x: Any, ready: Any) -> Any:
         return front.indices(value, x)
 
     def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
@@ -251,12 +219,12 @@ class Indices(Operand):
 
 
 class SecondInput(Operand):
-    """A second array of the shape of the input, with a gradient, for composed operators."""
+    """A second array of the shape of the input, with a gradient, for composed operators.
+
+    `composition` converts it.
+    """
 
     has_gradient = True
-
-    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
-        raise NotImplementedError  # composition.py converts it
 
     def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
         return layout.dtype, [layout.in_shape], False

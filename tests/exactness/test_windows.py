@@ -30,8 +30,6 @@ def specs(draw: st.DrawFn) -> WindowSpec:
         return draw(st.lists(st.integers(least, 2**61 - 1), min_size=n, max_size=n))
 
     kind = draw(st.sampled_from(WindowKind))
-    if kind is WindowKind.GLOBAL:
-        return whole(n)
     if kind is WindowKind.ADAPTIVE:
         return adaptive(n, [draw(st.none() | st.just(k)) for k in numbers(1)])
     if kind is WindowKind.FRACTIONAL:

@@ -21,8 +21,6 @@ from poolgrad.functional.inputs import pooled_sizes, shape_of
 from poolgrad.operands import Samples
 from poolgrad.windows import WindowSpec, adaptive, axis_names, brief, fractional, whole
 
-__all__: list[str] = []
-
 
 class _AdaptiveMaxPool(Function, families.AdaptiveSelecting, Generic[Flag]):
     """Maximum of each of a given number of bins along {axes}.
@@ -234,14 +232,11 @@ class _GlobalLogMeanExpPool(RealFunction, _Global, families.GlobalLogMeanExp):
 
 def _ratios(dims: int, output_ratio: Any) -> tuple[float, ...]:
     given = tuple(output_ratio) if isinstance(output_ratio, list | tuple) else (output_ratio,)
+    words = f"output_ratio must be a number or {dims} of them, got {brief(output_ratio)}"
     if any(isinstance(r, bool) or not isinstance(r, Real) for r in given):
-        raise TypeError(
-            f"output_ratio must be a number or {dims} of them, got {brief(output_ratio)}"
-        )
+        raise TypeError(words)
     if len(given) not in (1, dims):
-        raise ValueError(
-            f"output_ratio must be a number or {dims} of them, got {brief(output_ratio)}"
-        )
+        raise ValueError(words)
     if not all(0 < r < 1 for r in given):
         raise ValueError(f"output_ratio must lie between 0 and 1, got {brief(output_ratio)}")
     return tuple(float(r) for r in given) * (dims // len(given))
@@ -317,7 +312,7 @@ class _FractionalMaxPool(Function, families.RandomSamples, families.Fractional, 
 adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = selecting_functions(
     "adaptive_max_pool", _AdaptiveMaxPool[No], _AdaptiveMaxPool[Yes], _AdaptiveMaxPool[bool]
 )
-__all__ += ["adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"]
+__all__ = ["adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"]
 adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = mean_functions(
     "adaptive_avg_pool", _AdaptiveAvgPool
 )

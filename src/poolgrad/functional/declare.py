@@ -234,8 +234,8 @@ def bind(
 
 
 def named(
-    function: Callable[..., R], name: str, known: Signature | None = None
-) -> Callable[..., R]:
+    function: Callable[P, R], name: str = "", known: Signature | None = None
+) -> Callable[P, R]:
     """Return the function with the errors of `bind` for arguments that its signature lacks.
 
     Parameters
@@ -243,18 +243,18 @@ def named(
     function : callable
         The function.
     name : str
-        Its name in errors.
+        Its name in errors, if it is not ``function.__name__``.
     known : Signature, optional
         Its signature, if the function only passes arguments on.
     """
     takes = known or signature(function)
 
     @wraps(function)
-    def called(*args: Any, **kwargs: Any) -> R:
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
         except TypeError:  # Python's own message would name another function
-            bind(name, takes, args, kwargs)
+            bind(name or function.__name__, takes, args, kwargs)
             raise
 
     called.__signature__ = takes  # type: ignore[attr-defined]

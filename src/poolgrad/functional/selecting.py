@@ -6,18 +6,9 @@ from dataclasses import KW_ONLY, replace
 from typing import Any, Generic
 
 from poolgrad.functional import families
-from poolgrad.functional.declare import (
-    Flag,
-    Function,
-    No,
-    RealFunction,
-    Yes,
-    selecting_functions,
-)
+from poolgrad.functional.declare import Flag, Function, No, RealFunction, Yes, selecting_functions
 from poolgrad.interface import NoOptions, Request
 from poolgrad.windows import Ints, flag
-
-__all__: list[str] = []
 
 
 class _Selecting(Function, families.Selecting, Generic[Flag]):
@@ -222,7 +213,7 @@ class _StochasticPool(RealFunction, families.Drawn, families.Stochastic, Generic
 max_pool1d, max_pool2d, max_pool3d = selecting_functions(
     "max_pool", _MaxPool[No], _MaxPool[Yes], _MaxPool[bool]
 )
-__all__ += ["max_pool1d", "max_pool2d", "max_pool3d"]
+__all__ = ["max_pool1d", "max_pool2d", "max_pool3d"]
 relu_max_pool1d, relu_max_pool2d, relu_max_pool3d = selecting_functions(
     "relu_max_pool", _ReLUMaxPool[No], _ReLUMaxPool[Yes], _ReLUMaxPool[bool]
 )

@@ -9,8 +9,6 @@ from poolgrad.functional.declare import Function, functions
 from poolgrad.functional.inputs import pooled_sizes, shape_of
 from poolgrad.windows import WindowSpec, adaptive, axis_names, brief, fixed, per_axis
 
-__all__: list[str] = []
-
 
 class _MaxUnpool(Function, families.UnpoolOutput, families.Unpool, families.Indices):
     """Write each value to the position of a maximum along {axes}; all other outputs are zero.
@@ -77,4 +75,4 @@ class _MaxUnpool(Function, families.UnpoolOutput, families.Unpool, families.Indi
 
 
 max_unpool1d, max_unpool2d, max_unpool3d = functions("max_unpool", _MaxUnpool)
-__all__ += ["max_unpool1d", "max_unpool2d", "max_unpool3d"]
+__all__ = ["max_unpool1d", "max_unpool2d", "max_unpool3d"]

@@ -5,15 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from poolgrad.functional import families
-from poolgrad.functional.declare import (
-    Function,
-    RealFunction,
-    functions,
-    mean_functions,
-)
+from poolgrad.functional.declare import Function, RealFunction, functions, mean_functions
 from poolgrad.windows import brief
-
-__all__: list[str] = []
 
 _DIVISOR_LIMIT = 2**63
 
@@ -273,7 +266,7 @@ class _LipPool(RealFunction, families.Windows, families.Logits):
 
 
 avg_pool1d, avg_pool2d, avg_pool3d = mean_functions("avg_pool", _AvgPool)
-__all__ += ["avg_pool1d", "avg_pool2d", "avg_pool3d"]
+__all__ = ["avg_pool1d", "avg_pool2d", "avg_pool3d"]
 lp_pool1d, lp_pool2d, lp_pool3d = functions("lp_pool", _LPPool)
 __all__ += ["lp_pool1d", "lp_pool2d", "lp_pool3d"]
 log_mean_exp_pool1d, log_mean_exp_pool2d, log_mean_exp_pool3d = functions(

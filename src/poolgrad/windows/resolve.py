@@ -60,11 +60,6 @@ class Axis(NamedTuple):
         return self.kind is WindowKind.ADAPTIVE
 
     @property
-    def fractional(self) -> bool:
-        """Whether random samples determine where the windows begin."""
-        return self.kind is WindowKind.FRACTIONAL
-
-    @property
     def stride_or_bins(self) -> int:
         """The stride, or the number of bins of an adaptive axis: one number for the kernels."""
         return self.origin.outputs if self.adaptive else self.stride
@@ -90,21 +85,13 @@ class Axis(NamedTuple):
 
     def taps(self, output: int) -> list[tuple[int, int]]:
         """Return ``(tap, input)`` for every valid input of one window, in order."""
-        if self.fractional:
+        if self.kind is WindowKind.FRACTIONAL:
             raise ValueError("the positions of fractional windows differ from plane to plane")
         if self.adaptive:
             return list(enumerate(range(*self.bins(output))))
         start = output * self.stride - self.lo
         inputs = ((k, start + k * self.dilation) for k in range(self.kernel))
         return [(k, i) for k, i in inputs if 0 <= i < self.size]
-
-    def extent(self, output: int) -> int:
-        """Return the number of taps of one window inside the padded input."""
-        if self.adaptive:
-            return len(self.taps(output))
-        start = output * self.stride - self.lo
-        end = self.size + self.hi
-        return sum(start + k * self.dilation < end for k in range(self.kernel))
 
 
 @dataclass(frozen=True)
@@ -132,7 +119,7 @@ class Window:
     @property
     def fractional(self) -> bool:
         """Whether random samples determine where the windows begin."""
-        return any(a.fractional for a in self.axes)
+        return any(a.kind is WindowKind.FRACTIONAL for a in self.axes)
 
     @property
     def tap_count(self) -> int:

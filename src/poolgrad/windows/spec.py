@@ -33,8 +33,6 @@ class WindowKind(IntEnum):
     """A given number of bins that cover the input."""
     FRACTIONAL = 2
     """Windows of one size; random samples determine where they begin."""
-    GLOBAL = 3
-    """One window over the whole input."""
 
 
 class WindowSpec(NamedTuple):
@@ -45,8 +43,8 @@ class WindowSpec(NamedTuple):
     Attributes
     ----------
     kind : WindowKind
-        FIXED uses `kernel_size`, `stride`, `padding`, `dilation` and `ceil_mode`; ADAPTIVE and
-        GLOBAL use `output_size`; FRACTIONAL uses `kernel_size` and `output_size`.
+        FIXED uses `kernel_size`, `stride`, `padding`, `dilation` and `ceil_mode`; ADAPTIVE uses
+        `output_size`; FRACTIONAL uses `kernel_size` and `output_size`.
     kernel_size, stride, dilation : tuple of int
         Taps of a window, distance between windows, distance between taps.
     padding : tuple of (low, high), or "same"
@@ -196,7 +194,7 @@ def fractional(dims: int, kernel_size: object, output_size: object) -> WindowSpe
 
 def whole(dims: int) -> WindowSpec:
     """Return the spec of one window over the whole input."""
-    return WindowSpec(WindowKind.GLOBAL, output_size=(1,) * dims)
+    return adaptive(dims, 1)
 
 
 # A spec as a flat list of integers, because PyTorch's custom operators support nothing else.
@@ -206,7 +204,6 @@ _NUMBERS = {
     WindowKind.FIXED: ("kernel_size", "stride", "low", "high", "dilation"),
     WindowKind.ADAPTIVE: ("output_size",),
     WindowKind.FRACTIONAL: ("kernel_size", "output_size"),
-    WindowKind.GLOBAL: ("output_size",),
 }
 _AS_MANY_AS_INPUTS = 0  # stands for None
 
@@ -250,7 +247,7 @@ def unflatten(numbers: Sequence[int]) -> WindowSpec:
         pairs = tuple(zip(each["low"], each["high"], strict=True))
         padding: Pairs | Literal["same"] = "same" if same else pairs
         return WindowSpec(kind, kernel, each["stride"], padding, each["dilation"], ceil)
-    if same or ceil or (kind is WindowKind.GLOBAL and max(rest) > 1):
+    if same or ceil:
         raise _wrong(numbers)
     outputs = tuple(None if n == _AS_MANY_AS_INPUTS else n for n in each["output_size"])
     return WindowSpec(kind, kernel, output_size=outputs)
@@ -258,9 +255,9 @@ def unflatten(numbers: Sequence[int]) -> WindowSpec:
 
 def _wrong(numbers: Sequence[int]) -> ValueError:
     return ValueError(
-        "window must hold a kind (0 fixed, 1 adaptive, 2 fractional, 3 global), same padding and "
+        "window must hold a kind (0 fixed, 1 adaptive, 2 fractional), same padding and "
         "ceil_mode (0 or 1 each), then for each of 1, 2 or 3 axes kernel sizes, strides, low "
         "padding, high padding and dilations (fixed), output sizes, 0 for that of the input "
-        "(adaptive), kernel sizes and output sizes (fractional) or ones (global), each number "
+        "(adaptive), or kernel sizes and output sizes (fractional), each number "
         f"below 2**61; got {brief(list(numbers))}"
     )
