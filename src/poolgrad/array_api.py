@@ -18,8 +18,7 @@ from poolgrad import arguments
 from poolgrad.composition import Functions
 from poolgrad.dtypes import FLOATS, name_of
 from poolgrad.frontend import FrontEnd
-from poolgrad.interface import Request
-from poolgrad.operators import Prepared, prepare
+from poolgrad.operators import Prepared
 from poolgrad.portable import engine
 from poolgrad.portable.arrays import converted, placed
 from poolgrad.pullback import Call
@@ -44,32 +43,21 @@ class PortableFrontEnd(FrontEnd):
         xp = array_namespace(x)
         return Functions(xp.exp, xp.where, xp.max, lambda x, dtype: converted(xp, x, dtype))
 
-    def prepared(self, request: Request, x: Any) -> Prepared:
-        where = tuple(x.shape), request.channels_last, -1, name_of(x.dtype)
-        return prepare(request.operator, request.spec, request.options, *where)
-
     def squeezed(self, y: Any, axes: tuple[int, ...]) -> Any:
         return array_namespace(y).squeeze(y, axis=axes)
 
     def forward(self, call: Call, keep: bool = False) -> tuple[Any, tuple[Any, ...]]:
-        ready = call.ready
-        how = (call.operand, ready.options, keep)
-        return engine.forward(ready.operator, ready.layout, call.x, *how)
+        return engine.forward(call.ready, call.x, call.operand, keep)
 
     def indices_of(self, call: Call, routes: Any) -> Any:
         layout = call.ready.layout
         return engine.indices(layout, routes, call.operand if layout.window.fractional else None)
 
     def gradient(self, call: Call, gy: Any, x: Any, residual: Any) -> Any:
-        return self._gradients(call, gy, x, residual)[0]
+        return engine.vjp(call.ready, gy, x, call.operand, residual)[0]
 
     def parameter_gradient(self, call: Call, gy: Any, x: Any, residual: Any) -> Any:
-        return self._gradients(call, gy, x, residual)[1]
-
-    def _gradients(self, call: Call, gy: Any, x: Any, residual: Any) -> tuple[Any, Any]:
-        ready = call.ready
-        how = (call.operand, residual, ready.options)
-        return engine.vjp(ready.operator, ready.layout, gy, x, *how)
+        return engine.vjp(call.ready, gy, x, call.operand, residual)[1]
 
     def copied(self, x: Any) -> Any:
         return array_namespace(x).asarray(x, copy=True)

@@ -1,14 +1,24 @@
-"""Typed interface to the compiled kernels."""
+"""Interface to the compiled kernels: instruction sets, threads, memory, and plans of layouts.
+
+csrc/python/bindings.cpp defines the compiled module and describes its classes and functions.
+"""
+
+# ruff: noqa: PLC0414 - the aliases mark what other modules import from here
 
 from __future__ import annotations
 
 import os
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from poolgrad.windows import Axis, Layout, brief
 
 try:
-    from poolgrad import _kernels
+    import poolgrad._kernels as _kernels  # noqa: PLR0402 - the package itself declares no module
+    from poolgrad._kernels import BoundCalls as BoundCalls
+    from poolgrad._kernels import CachedBlock as CachedBlock
+    from poolgrad._kernels import Regions as Regions
+    from poolgrad._kernels import TensorSpec as TensorSpec
 except ImportError as error:  # pragma: no cover - only in a broken installation
     raise ImportError(
         "poolgrad's compiled kernels are missing or do not load on this machine "
@@ -18,10 +28,6 @@ except ImportError as error:  # pragma: no cover - only in a broken installation
 
 # Results of at least this many bytes use cached memory.
 LARGE = 1 << 20
-BoundCalls = _kernels.BoundCalls
-CachedBlock = _kernels.CachedBlock
-Regions = _kernels.Regions
-TensorSpec = _kernels.TensorSpec
 
 _MAX_THREADS = 4096
 
@@ -147,24 +153,24 @@ if (_streamed := _bytes_set("POOLGRAD_STREAM_BYTES")) is not None:
     _kernels.limit_nontemporal_stores(_streamed)
 
 
-class Cache(Protocol):
-    """Memory of large results that is reused for later results."""
+class Cache(NamedTuple):
+    """Memory of large results that is reused for later results.
 
-    def empty(self) -> None:
-        """Free what no result uses."""
+    Attributes
+    ----------
+    empty : callable
+        Frees what no result uses.
+    use : callable
+        Returns the bytes that results use, and the bytes that are kept for later results.
+    """
 
-    def use(self) -> tuple[int, int]:
-        """Return the bytes that results use, and the bytes that are kept for later results."""
-
-
-class _Blocks:
-    """The cache of the compiled kernels, for NumPy arrays and scratch memory."""
-
-    empty = staticmethod(_kernels.empty_cache)
-    use = staticmethod(_kernels.cache_use)
+    empty: Callable[[], None]
+    use: Callable[[], tuple[int, int]]
 
 
-CACHES: list[Cache] = [_Blocks()]  # a front end with a cache of its own adds it
+# The cache of the compiled kernels, for NumPy arrays and scratch memory; a front end with a cache
+# of its own adds it.
+CACHES = [Cache(_kernels.empty_cache, _kernels.cache_use)]
 
 
 def empty_cache() -> None:

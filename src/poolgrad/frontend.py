@@ -18,7 +18,7 @@ from poolgrad.composition import Functions, shown
 from poolgrad.dtypes import FLOATS
 from poolgrad.interface import Buffer, Request, indexed, unpacked, without_split_ties
 from poolgrad.operands import Parameter, Samples, WindowSamples
-from poolgrad.operators import OPERATORS, Prepared
+from poolgrad.operators import OPERATORS, Prepared, prepare
 from poolgrad.pullback import Call, Pullback
 from poolgrad.windows import brief
 
@@ -138,9 +138,17 @@ class FrontEnd(ABC):
         """Return the shape of an array."""
         return tuple(x.shape)
 
+    def inner(self, request: Request, x: Any) -> int:
+        """Return the axis that lies innermost in memory, if it is not pooled (`inner_axis`); or -1.
+
+        Libraries without memory formats have none.
+        """
+        return -1
+
     def prepared(self, request: Request, x: Any) -> Any:
         """Prepare the operator for this input: return a `Prepared`."""
-        raise NotImplementedError
+        where = self.shape_of(x), request.channels_last, self.inner(request, x), self.dtype_name(x)
+        return prepare(request.operator, request.spec, request.options, *where)
 
     def forward(self, call: Call, keep: bool = False) -> tuple[Any, tuple[Any, ...]]:
         """Compute the output and, if it is kept, the residual."""

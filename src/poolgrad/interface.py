@@ -241,7 +241,7 @@ class Operator:
     options : type
         The NamedTuple of the options.
     operand : Operand
-        The extra operand; `NOTHING` if there is none.
+        The extra operand; `NOTHING` for operators without one.
     selecting : bool
         Whether one input of a window wins, so that there are routes, ties and indices.
     nonlinear : bool

@@ -33,7 +33,7 @@ from poolgrad.dtypes import FLOATS
 from poolgrad.frontend import FrontEnd
 from poolgrad.interface import Buffer, Request, indexed
 from poolgrad.operands import Parameter
-from poolgrad.operators import Prepared, prepare
+from poolgrad.operators import Prepared
 from poolgrad.pullback import Call, Pullback
 from poolgrad.windows import inner_axis
 
@@ -89,10 +89,9 @@ class NumpyFrontEnd(FrontEnd):
     def functions(self, x: Array) -> Functions:
         return Functions(np.exp, np.where, np.max, lambda x, dtype: x.astype(dtype_named(dtype)))
 
-    def prepared(self, request: Request, x: Array) -> Prepared:
-        strides, last = tuple(s // x.itemsize for s in x.strides), request.channels_last
-        where = x.shape, last, inner_axis(x.shape, strides, request.spec, last), name_of(x.dtype)
-        return prepare(request.operator, request.spec, request.options, *where)
+    def inner(self, request: Request, x: Array) -> int:
+        strides = tuple(s // x.itemsize for s in x.strides)
+        return inner_axis(x.shape, strides, request.spec, request.channels_last)
 
     def call(self, request: Request) -> NumpyCall:
         made = super().call(request)
@@ -190,43 +189,37 @@ class NumpyFrontEnd(FrontEnd):
 
     # Cached calls
 
-    def bound_call(self, request: Request) -> Callable[[Array], Any] | None:
+    def _bindable(self, request: Request) -> NumpyCall | None:
+        """Return the call if it can be cached and the kernels take the caller's array itself."""
         if not (call_cache.is_cacheable(request) and is_readable(request.x)):
             return None
-        made, indices = self.call(request), request.return_indices
-        if not _is_direct(made, request):
+        call = self.call(request)
+        return call if call.x is request.x and as_buffer(call.x) is call.x else None
+
+    def bound_call(self, request: Request) -> Callable[[Array], Any] | None:
+        call, indices = self._bindable(request), request.return_indices
+        if call is None:
             return None
         if indices:
-            made.ready = self.prepared(_indexed(made.request), made.x)
-        how = {"operand": made.operand, "indices": indices}
-        pool = call_cache.forward(made.ready, maker, get_num_threads, **how)
-        return call_cache.squeezed(request, made.ready, pool)
+            routed = replace(call.request, options=indexed(call.request.options))
+            call.ready = self.prepared(routed, call.x)
+        how = {"operand": call.operand, "indices": indices}
+        pool = call_cache.forward(call.ready, maker, get_num_threads, **how)
+        return call_cache.squeezed(request, call.ready, pool)
 
     def bound_vjp(self, request: Request) -> Callable[[Array], Any] | None:
-        if not (call_cache.is_cacheable(request) and is_readable(request.x)):
+        call = self._bindable(request)
+        if call is None:
             return None
-        made = self.call(request)
-        shared, ready = self.kept(made), made.ready
-        if not _is_direct(made, request):
-            return None
-        run = call_cache.forward(ready, maker, get_num_threads, made.operand, ready.residual)
+        shared, ready = self.kept(call), call.ready
+        run = call_cache.forward(ready, maker, get_num_threads, call.operand, ready.residual)
+        has_residual, axes = bool(ready.residual), () if request.keepdims else ready.layout.pooled
 
         def pool(x: Array) -> tuple[Array, Pullback]:
-            y, *residual = run(x)
-            return y, Pullback(shared, x, residual)
+            y, *residual = run(x) if has_residual else (run(x),)
+            return y.squeeze(axes) if axes else y, Pullback(shared, x, residual)
 
-        def average(x: Array) -> tuple[Array, Pullback]:
-            return run(x), Pullback(shared, x, ())
-
-        bound = pool if ready.residual else average
-        if request.keepdims:
-            return bound
-
-        def squeezed(x: Array) -> tuple[Array, Pullback]:
-            y, pullback = bound(x)
-            return y.squeeze(ready.layout.pooled), pullback
-
-        return squeezed
+        return pool
 
     # `out`
 
@@ -272,15 +265,6 @@ class NumpyFrontEnd(FrontEnd):
         self._check_result(out, call)  # not yet of composed operators
         np.copyto(out, shaped)
         return out  # type: ignore[no-any-return]
-
-
-def _indexed(request: Request) -> Request:
-    return replace(request, options=indexed(request.options))
-
-
-def _is_direct(call: Call, request: Request) -> bool:
-    """Whether the kernels take the caller's array itself."""
-    return call.x is request.x and as_buffer(call.x) is call.x
 
 
 def _overlaps_itself(array: Array) -> bool:

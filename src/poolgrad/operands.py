@@ -1,8 +1,9 @@
 """Extra operands: the arguments of an operator besides the input, one class for each kind.
 
 A class defines the checks of an operand, its form in a kernel call, how it is batched, sharded and
-cut into chunks, and the shape of its gradient. A front end converts the caller's values, in a
-method for each kind, and does not distinguish the classes otherwise.
+cut into chunks, and the shape of its gradient. A front end converts the caller's values in its
+methods `parameter`, `seed`, `samples` and `indices`, and does not distinguish the classes
+otherwise.
 """
 
 # ruff: noqa: D102 - the base class documents the methods

@@ -190,15 +190,10 @@ class Pullback(Generic[A]):
         TypeError
             If the operator selects no winner, or several (``ties="split"``).
         """
-        call = self.call
-        if not call.ready.operator.selecting:
-            raise TypeError(
-                f"{call.request.operator} pooling has no routes: no single input of a window wins"
-            )
-        if getattr(call.request.options, "ties", None) == "split":
+        if self._has_shared_wins("routes"):
             raise TypeError('ties="split" has no routes: a window may have several winners')
         self._require_numpy()
-        routes: Array = call.front.routes(call, self._residual[0])
+        routes: Array = self.call.front.routes(self.call, self._residual[0])
         return routes
 
     def mask(self) -> Array:
@@ -213,13 +208,8 @@ class Pullback(Generic[A]):
         TypeError
             If the operator selects no winner.
         """
-        request, ready = self.call.request, self.call.ready
-        if not ready.operator.selecting:
-            raise TypeError(
-                f"{request.operator} pooling has no winners: no single input of a window wins"
-            )
-        layout = self._require_numpy()
-        if getattr(request.options, "ties", None) == "split":
+        shared, layout = self._has_shared_wins("winners"), self._require_numpy()
+        if shared:
             _, columns, _ = self._entries()
             wins = np.bincount(columns, minlength=math.prod(layout.in_shape))
             return wins.reshape(layout.in_shape)
@@ -259,6 +249,15 @@ class Pullback(Generic[A]):
         if values.dtype.itemsize < 4:  # SciPy does not support smaller floats
             values = values.astype(np.float32)
         return coo_array((values, (rows, columns)), shape=shape).tocsr()
+
+    def _has_shared_wins(self, what: str) -> bool:
+        """Whether equal winners share a gradient; raise an error if there are no winners."""
+        request = self.call.request
+        if not self.call.ready.operator.selecting:
+            raise TypeError(
+                f"{request.operator} pooling has no {what}: no single input of a window wins"
+            )
+        return getattr(request.options, "ties", None) == "split"
 
     def _require_numpy(self) -> Layout:
         """Return the layout; raise an error unless the input is a NumPy array."""

@@ -33,7 +33,7 @@ from poolgrad.dask.segments import Segment, segment_reading, segments
 from poolgrad.frontend import FrontEnd
 from poolgrad.interface import Buffer, Operator, Request, indexed, unpacked
 from poolgrad.numpy import FRONT_END as NUMPY
-from poolgrad.operators import OPERATORS, Prepared
+from poolgrad.operators import OPERATORS
 from poolgrad.pullback import Call, Pullback
 
 
@@ -57,8 +57,8 @@ class DaskFrontEnd(FrontEnd):
     def functions(self, x: Any) -> Functions:
         return Functions(da.exp, da.where, da.max, lambda x, dtype: x.astype(dtype_named(dtype)))
 
-    def prepared(self, request: Request, x: Any) -> Prepared:
-        return NUMPY.prepared(request, _without_memory(x))
+    def inner(self, request: Request, x: Any) -> int:
+        return NUMPY.inner(request, _without_memory(x))
 
     def call(self, request: Request) -> DaskCall:
         return DaskCall(self, request)

@@ -40,7 +40,7 @@ def define(pool: Static) -> Callable[..., Array]:
     """Return the operator as a function of the input and, if it has one, its learned argument."""
 
     def pooled(x: Array, *learned: Array) -> Array:
-        layout, theta = pool.layout(x.shape, x.dtype.name), learned[0] if learned else None
+        layout, theta = pool.prepared(x).layout, learned[0] if learned else None
         with broadcasting():
             y: Array = engine.formula(pool.operator, layout, x, theta, pool.options)
         return y.astype(x.dtype)

@@ -51,8 +51,8 @@ class JaxFrontEnd(FrontEnd):
             jnp.exp, jnp.where, jnp.max, lambda x, dtype: x.astype(dtype), jax.lax.stop_gradient
         )
 
-    def prepared(self, request: Request, x: Array) -> Prepared:
-        return _static(request).prepared(x.shape, x.dtype.name)
+    def inner(self, request: Request, x: Array) -> int:
+        return _static(request).inner(x.shape)
 
     def perform(self, request: Request) -> Any:
         is_fractional = request.spec.kind is WindowKind.FRACTIONAL

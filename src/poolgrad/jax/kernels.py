@@ -14,11 +14,11 @@ from jax import Array, ShapeDtypeStruct
 from poolgrad import core
 from poolgrad.call_cache import recorded
 from poolgrad.core import axis_integers
-from poolgrad.interface import Buffer, per_input, per_output
+from poolgrad.interface import Buffer
 from poolgrad.jax import portable
 from poolgrad.jax.sharding import sharded
 from poolgrad.jax.static import Static
-from poolgrad.windows import Layout
+from poolgrad.operators import Prepared
 
 Shape = tuple[int, ...]
 
@@ -52,9 +52,8 @@ def register() -> None:
 def forward(x: Array, *operands: Array, pool: Static, keep: int) -> list[Array]:
     """Compute the output and the first arrays of the residual."""
 
-    def results(layout: Layout) -> list[Buffer]:
-        kept = pool.operator.residual(layout, pool.options)[:keep]
-        return [per_output(layout, layout.out_dtype), *kept]
+    def results(ready: Prepared) -> list[Buffer]:
+        return [ready.output, *ready.residual[:keep]]
 
     return _call(pool, "forward", x.shape, results, x, None, operands, ())
 
@@ -65,31 +64,20 @@ def jvp(*args: Array, pool: Static, learned: bool) -> list[Array]:
         return portable.jvp(*args, pool=pool, learned=learned)
     t, *rest = args
     _, operands, residual = pool.held(tuple(rest))
-
-    def results(layout: Layout) -> list[Buffer]:
-        return [per_output(layout, layout.out_dtype)]
-
-    return _call(pool, "jvp", t.shape, results, t, None, operands, residual)
+    return _call(pool, "jvp", t.shape, lambda ready: [ready.output], t, None, operands, residual)
 
 
 def vjp(gy: Array, *args: Array, pool: Static, sizes: tuple[int, ...], learned: bool) -> Any:
     """Compute the gradients of the input and, if requested, of the learned argument."""
     x, operands, residual = pool.held(args)
     shape = pool.before(gy.shape, sizes)
-    gradients = _call(
-        pool, "vjp", shape, lambda layout: [per_input(layout)], gy, x, operands, residual
-    )
+    gradients = _call(pool, "vjp", shape, lambda ready: [ready.input], gy, x, operands, residual)
     if learned:
-        layout = pool.layout(shape, gy.dtype.name)
+        (theta,), layout = operands, pool.prepared(gy, shape).layout
+        others = pool.operator.operand.summed_axes(theta.shape, layout)
         slopes = gy.astype(residual[-1].dtype) * residual[-1]
-        gradients.append(_summed(pool, slopes, operands[0], layout))
+        gradients.append(slopes.sum(others, dtype=jnp.float64).astype(theta.dtype))
     return gradients
-
-
-def _summed(pool: Static, slopes: Array, theta: Array, layout: Layout) -> Array:
-    """Sum the derivatives of outputs to the gradient of a learned parameter."""
-    others = pool.operator.operand.summed_axes(theta.shape, layout)
-    return slopes.sum(others, dtype=jnp.float64).astype(theta.dtype)
 
 
 _THREADS: Any = object()  # stands for XLA's number of threads
@@ -106,7 +94,7 @@ def _call(
     pool: Static,
     method: str,
     in_shape: Shape,
-    results: Callable[[Layout], list[Buffer]],
+    results: Callable[[Prepared], list[Buffer]],
     source: Array,
     x: Array | None,
     operands: Sequence[Array],
@@ -123,7 +111,7 @@ def _call(
     in_shape : tuple of int
         Shape of the input.
     results : callable
-        Returns the buffers of the results, for a layout.
+        Returns the buffers of the results, for a prepared call.
     source, x, operands, residual : array or sequence of array
         What the method reads; see `KernelCall`.
     """
@@ -135,31 +123,29 @@ def _call(
 
     def local(*arrays: Array) -> list[Array]:
         shape = pool.before(arrays[0].shape, sizes)
-        layout = pool.layout(shape, arrays[0].dtype.name)
-        shapes = [ShapeDtypeStruct(b.shape, jnp.dtype(b.dtype)) for b in results(layout)]
+        ready = pool.prepared(arrays[0], shape)
+        shapes = [ShapeDtypeStruct(b.shape, jnp.dtype(b.dtype)) for b in results(ready)]
         sources, targets = [_Placeholder(a) for a in arrays], [_Placeholder(s) for s in shapes]
         kept: tuple[Any, ...] = (*sources[operand_index + len(operands) :],)
         if method == "forward" and targets[1:]:
-            missing = len(operator.residual(layout, pool.options)) - len(targets[1:])
-            kept = (*targets[1:], *(None,) * missing)
+            kept = (*targets[1:], *(None,) * (len(ready.residual) - len(targets[1:])))
         how: dict[str, Any] = {"residual": kept, "threads": _THREADS}
         if operands:
             operand = sources[operand_index]
             how["operand"] = operator.operand.kernel_form(operand, operand.array.size, lambda o: o)
         if x is not None:
             how["x"] = sources[1]
-        ready = pool.prepared(shape, layout.dtype)
 
         def run(kernels: Any) -> None:
             getattr(operator, method)(ready.call(sources[0], targets[0], kernels, **how))
 
         values: dict[_Placeholder, Array] = dict(zip(sources, arrays, strict=True))
-        whole = sources[0] if arrays[0].shape == layout.in_shape else targets[0]
+        whole = sources[0] if arrays[0].shape == shape else targets[0]
         for name, args in recorded(run):
-            _run(name, args, values, whole, _plan_attributes(pool, layout))
+            _run(name, args, values, whole, _plan_attributes(ready))
         return [values[h] for h in targets]
 
-    pooled = pool.layout(in_shape, source.dtype.name).pooled
+    pooled = pool.prepared(source, in_shape).layout.pooled
     return sharded(pool, local, inputs, pooled, operand_index)
 
 
@@ -203,14 +189,15 @@ def _run(
     values |= zip(results, made, strict=True)
 
 
-def _plan_attributes(pool: Static, layout: Layout) -> dict[str, Any]:
+def _plan_attributes(ready: Prepared) -> dict[str, Any]:
     """Return the attributes that describe the plan of a call."""
+    layout = ready.layout
     axes = zip(layout.pooled, layout.window.axes, strict=True)
     return {
         "in_dtype": layout.dtype,
         "out_dtype": layout.out_dtype,
-        "route_bits": np.int64(pool.operator.route_bits(layout.window, pool.options)),
-        "inner_axis": np.int64(pool.inner(layout.in_shape)),
+        "route_bits": np.int64(ready.route_bits),
+        "inner_axis": np.int64(ready.inner),
         "axes": _integers(n for axis, windows in axes for n in (axis, *axis_integers(windows))),
     }
 

@@ -14,12 +14,11 @@ from poolgrad.portable import engine
 
 def forward(x: Array, *operands: Array, pool: Static, keep: int) -> list[Array]:
     """Compute the output and the first arrays of the residual."""
-    layout, operand = pool.layout(x.shape, x.dtype.name), _operand(pool, operands)
-    y, kept = engine.forward(pool.operator, layout, x, operand, pool.options, bool(keep))
+    ready = pool.prepared(x)
+    y, kept = engine.forward(ready, x, _operand(pool, operands), bool(keep))
     if pool.operator.nonlinear:
         # No `vjp` reads these zeros, but a primitive has the same results on every platform.
-        buffers = pool.residual(layout, learned=True)[:keep]
-        return [y, *(jnp.zeros(b.shape, b.dtype) for b in buffers)]
+        return [y, *(jnp.zeros(b.shape, b.dtype) for b in ready.residual[:keep])]
     return [y, *kept[:keep]]
 
 
@@ -27,12 +26,11 @@ def jvp(*args: Array, pool: Static, learned: bool) -> list[Array]:
     """Compute the tangent of the output."""
     linear, rest = args[: 1 + learned], args[1 + learned :]
     x, operands, residual = pool.held(rest)
-    if pool.operator.nonlinear:
-        parameters = operands if pool.operator.learned else ()
-        return formulas.jvp(pool, learned, *linear)(x, *parameters)
+    if pool.operator.nonlinear:  # whose operands are all learned
+        return formulas.jvp(pool, learned, *linear)(x, *operands)
     (t,) = linear
-    layout, operand = pool.layout(t.shape, t.dtype.name), _operand(pool, operands)
-    return [engine.jvp(pool.operator, layout, t, operand, residual, pool.options)]
+    ready = pool.prepared(t)
+    return [engine.jvp(ready, t, _operand(pool, operands), residual)]
 
 
 def vjp(
@@ -40,11 +38,8 @@ def vjp(
 ) -> list[Array]:
     """Compute the gradients of the input and, if requested, of the learned argument."""
     x, operands, residual = pool.held(args)
-    layout, operand = (
-        pool.layout(pool.before(gy.shape, sizes), gy.dtype.name),
-        _operand(pool, operands),
-    )
-    gradients = engine.vjp(pool.operator, layout, gy, x, operand, residual, pool.options)
+    ready = pool.prepared(gy, pool.before(gy.shape, sizes))
+    gradients = engine.vjp(ready, gy, x, _operand(pool, operands), residual)
     return [*gradients[: 1 + learned]]
 
 

@@ -63,15 +63,13 @@ def _like(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def _forward_shapes(x: Any, *operands: Any, pool: Static, keep: int) -> list[Any]:
-    layout = pool.layout(x.shape, x.dtype.name)
-    residual = pool.residual(layout, learned=True)[:keep]
-    y = _like(x, layout.out_shape, layout.out_dtype)
-    return [y, *(_like(x, b.shape, b.dtype) for b in residual)]
+    ready = pool.prepared(x)
+    return [_like(x, b.shape, b.dtype) for b in (ready.output, *ready.residual[:keep])]
 
 
 def _jvp_shapes(t: Any, *args: Any, pool: Static, learned: bool) -> list[Any]:
-    layout = pool.layout(t.shape, t.dtype.name)
-    return [_like(t, layout.out_shape, layout.out_dtype)]
+    y = pool.prepared(t).output
+    return [_like(t, y.shape, y.dtype)]
 
 
 def _vjp_shapes(
@@ -107,8 +105,8 @@ def _forward_jvp(primals: Values, tangents: Values, *, pool: Static, keep: int) 
     if not _is_nonzero(tx) and not learned:
         outputs = bound(forward_p, *primals, pool=pool, keep=keep)
         return outputs, _zeros(outputs)
-    layout = pool.layout(x.shape, x.dtype.name)
-    needed = len(pool.residual(layout, learned))
+    # The last array is for the gradient of a learned argument.
+    needed = len(pool.prepared(x).residual) - (operator.learned and not learned)
     y, *residual = bound(forward_p, *primals, pool=pool, keep=max(keep, needed))
     along = _filled((tx, *ts[: int(learned)]))
     held = (*(x,) * operator.nonlinear, *operands)
@@ -121,8 +119,7 @@ def _forward_transpose(
     cotangents: Values, x: Any, *operands: Any, pool: Static, keep: int
 ) -> Values:
     """Compute the pullback of a linear operator, which needs no residual."""
-    layout = pool.layout(x.aval.shape, x.aval.dtype.name)
-    if pool.operator.nonlinear or pool.residual(layout, learned=False):
+    if pool.operator.nonlinear or pool.prepared(x.aval).residual:
         raise NotImplementedError(f"{pool.operator.name} is not linear, so it has no transpose")
     nothing = (None,) * len(operands)
     if not _is_nonzero(cotangents[0]):
@@ -200,15 +197,16 @@ def _transpose_of_vjp(
 # Batches: one more leading axis
 
 
-def _batch(primitive: Primitive, first: int, args: Values, dims: Values, **how: Any) -> Any:
-    """Batch a primitive; `first` is the number of arguments before the extra operand."""
+def _batch(primitive: Primitive, args: Values, dims: Values, **how: Any) -> Any:
     pool: Static = how["pool"]
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     front = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims, strict=True)]
     # The gradient of a learned argument must not be summed over the batch.
     alone = primitive is not forward_p and how["learned"]
-    operand_positions = range(first, first + pool.operand_count)
     operand = pool.operator.operand
+    first = 1 + (primitive is jvp_p and how["learned"])
+    first += pool.operator.nonlinear and primitive is not forward_p
+    operand_positions = range(first, first + operand.count)
     shared = operand.is_shared and all(dims[k] is None for k in operand_positions)
     if alone or operand.is_positional or (operand.is_shared and not shared):
         batched = [a for a, d in zip(front, dims, strict=True) if d is not None]
@@ -230,18 +228,7 @@ def _batch(primitive: Primitive, first: int, args: Values, dims: Values, **how: 
     return outputs, [0] * len(outputs)
 
 
-def _batch_jvp(args: Values, dims: Values, *, pool: Static, learned: bool) -> Any:
-    first = 1 + learned + pool.operator.nonlinear
-    return _batch(jvp_p, first, args, dims, pool=pool, learned=learned)
-
-
-def _batch_vjp(args: Values, dims: Values, **how: Any) -> Any:
-    return _batch(vjp_p, 1 + how["pool"].operator.nonlinear, args, dims, **how)
-
-
-def _define(
-    primitive: Primitive, name: str, shapes: Any, jvp: Any, transpose: Any, batch: Any
-) -> None:
+def _define(primitive: Primitive, name: str, shapes: Any, jvp: Any, transpose: Any) -> None:
     """Register a primitive; the functions `name` of `kernels` and `portable` compute it."""
 
     def on_cpu(*args: Any, pool: Static, **how: Any) -> list[Any]:
@@ -254,7 +241,7 @@ def _define(
     primitive.def_abstract_eval(shapes)
     _compat.primitive_jvps[primitive] = jvp
     _compat.primitive_transposes[primitive] = transpose
-    _compat.primitive_batchers[primitive] = batch
+    _compat.primitive_batchers[primitive] = partial(_batch, primitive)
     _compat.register_lowering(primitive, lowering(getattr(portable, name)))
     _compat.register_lowering(primitive, lowering(on_cpu), platform="cpu")
 
@@ -278,9 +265,6 @@ def lowering(function: Callable[..., Any]) -> Any:
     return formulas.wide(lower)  # some operations are traced only when they are lowered
 
 
-_define(
-    forward_p, "forward", _forward_shapes, _forward_jvp, _forward_transpose,
-    partial(_batch, forward_p, 1),
-)  # fmt: skip
-_define(jvp_p, "jvp", _jvp_shapes, _jvp_of_jvp, _transpose_of_jvp, _batch_jvp)
-_define(vjp_p, "vjp", _vjp_shapes, _jvp_of_vjp, _transpose_of_vjp, _batch_vjp)
+_define(forward_p, "forward", _forward_shapes, _forward_jvp, _forward_transpose)
+_define(jvp_p, "jvp", _jvp_shapes, _jvp_of_jvp, _transpose_of_jvp)
+_define(vjp_p, "vjp", _vjp_shapes, _jvp_of_vjp, _transpose_of_vjp)

@@ -49,7 +49,7 @@ def sharded(
         pairs = zip(axes, arrays, strict=True)
         return [[*(known + [None] * array.ndim)][: array.ndim] for known, array in pairs]
 
-    sides = shared(arrays, operand_index if pool.operand_count else -1), shared(made, -1)
+    sides = shared(arrays, operand_index if operand.count else -1), shared(made, -1)
     whole: list[str] = []
 
     def named(axis: int | None) -> str:

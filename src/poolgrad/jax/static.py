@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from poolgrad.interface import Buffer, Operator
+from poolgrad.interface import Operator
 from poolgrad.operators import OPERATORS, Prepared, prepare
-from poolgrad.windows import Layout, WindowKind, WindowSpec, first_pooled
+from poolgrad.windows import WindowKind, WindowSpec, first_pooled
 
 
 class Static(NamedTuple):
@@ -28,30 +28,17 @@ class Static(NamedTuple):
         """The operator, from the table."""
         return OPERATORS[self.name]
 
-    @property
-    def operand_count(self) -> int:
-        """Number of extra operands: 0 or 1."""
-        return self.operator.operand.count
-
     def inner(self, shape: tuple[int, ...]) -> int:
         """Return the innermost axis that is not pooled; see `core.inner_axis`."""
         if not self.channels_last or self.spec.kind is WindowKind.FRACTIONAL:
             return -1
         return len(shape) - 1
 
-    def prepared(self, shape: tuple[int, ...], dtype: str) -> Prepared:
-        """Prepare the call for an input of this shape and dtype; see `operators.prepare`."""
-        inner = self.inner(shape)
-        return prepare(self.name, self.spec, self.options, shape, self.channels_last, inner, dtype)
-
-    def layout(self, shape: tuple[int, ...], dtype: str) -> Layout:
-        """Return the layout of an input of this shape and dtype; errors are those of `prepared`."""
-        return self.prepared(shape, dtype).layout
-
-    def residual(self, layout: Layout, learned: bool) -> tuple[Buffer, ...]:
-        """Return the residual; with `learned`, include that of a learned parameter."""
-        buffers = self.operator.residual(layout, self.options)
-        return buffers[:-1] if self.operator.learned and not learned else buffers
+    def prepared(self, x: Any, shape: tuple[int, ...] | None = None) -> Prepared:
+        """Prepare the call for an input of this shape, or that of `x`, and the dtype of `x`."""
+        shape = x.shape if shape is None else shape
+        where = (shape, self.channels_last, self.inner(shape), x.dtype.name)
+        return prepare(self.name, self.spec, self.options, *where)
 
     def before(self, shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the input for the shape of an output and the pooled `sizes`."""
@@ -68,10 +55,8 @@ class Static(NamedTuple):
 
         `args` are the arguments of a jvp or vjp without those in which it is linear.
         """
-        first, second = (
-            int(self.operator.nonlinear),
-            int(self.operator.nonlinear) + self.operand_count,
-        )
+        first = int(self.operator.nonlinear)
+        second = first + self.operator.operand.count
         return (args[0] if first else None), args[first:second], args[second:]
 
 

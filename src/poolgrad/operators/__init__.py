@@ -180,15 +180,8 @@ _prepare_cached = lru_cache(maxsize=4096)(prepare_uncached)
 
 
 def prepare(
-    name: str,
-    spec: WindowSpec,
-    options: Any,
-    shape: tuple[int, ...],
-    channels_last: bool,
-    inner: int,
-    dtype: str,
+    name: str, spec: WindowSpec, options: Any, shape: tuple[int, ...], *where: Any
 ) -> Prepared:
     """Call `prepare_uncached`, cached unless a size is symbolic and may not be hashable."""
     plain = all(type(size) is int for size in shape)
-    function = _prepare_cached if plain else prepare_uncached
-    return function(name, spec, options, shape, channels_last, inner, dtype)
+    return (_prepare_cached if plain else prepare_uncached)(name, spec, options, shape, *where)

@@ -7,6 +7,7 @@ from typing import Any
 
 from poolgrad.dtypes import INTEGERS, name_of
 from poolgrad.interface import Operator
+from poolgrad.operators import Prepared
 from poolgrad.portable import routes
 from poolgrad.portable.arrays import (
     converted,
@@ -24,22 +25,18 @@ from poolgrad.windows import Layout
 
 
 def forward(
-    operator: Operator, layout: Layout, x: Any, operand: Any, options: Any, keep: bool = True
+    ready: Prepared, x: Any, operand: Any, keep: bool = True
 ) -> tuple[Any, tuple[Any, ...]]:
     """Compute an operator.
 
     Parameters
     ----------
-    operator : Operator
-        An entry of the operator table.
-    layout : Layout
-        The windows, shapes and dtypes.
+    ready : Prepared
+        The operator with its options, windows, shapes and dtypes.
     x : array
         The input, of the shape of the layout.
     operand : array or None
         The extra operand: samples, indices, a learned parameter, or a seed (an int64 scalar).
-    options : NamedTuple
-        The options of the operator.
     keep : bool
         Whether `vjp` or `jvp` will be called.
 
@@ -51,30 +48,25 @@ def forward(
         The arrays that `vjp` and `jvp` take, with the shapes and dtypes of ``operator.residual``;
         empty unless `keep`, and for a nonlinear operator, whose `vjp` needs the input only.
     """
-    xp = namespace(x)
+    xp, operator, layout = namespace(x), ready.operator, ready.layout
     if not operator.windowed:
         return _unpooled(xp, layout, x, operand), ()
-    geometry = _geometry(xp, operator, layout, x, operand)
+    geometry = _geometry(xp, ready, x, operand)
     if operator.selecting:
-        return _selected(xp, geometry, operator, layout, x, operand, options, keep)
-    y = formula(operator, layout, x, operand if operator.learned else None, options, geometry)
+        return _selected(xp, ready, geometry, x, operand, keep)
+    theta = operand if operator.learned else None
+    y = formula(operator, layout, x, theta, ready.options, geometry)
     return converted(xp, y, layout.out_dtype), ()
 
 
 def vjp(
-    operator: Operator,
-    layout: Layout,
-    gy: Any,
-    x: Any,
-    operand: Any,
-    residual: tuple[Any, ...],
-    options: Any,
+    ready: Prepared, gy: Any, x: Any, operand: Any, residual: tuple[Any, ...]
 ) -> tuple[Any, Any]:
     """Compute the gradients of the input and, if it is learned, of the operand (else None).
 
     Parameters
     ----------
-    operator, layout, operand, options
+    ready, operand
         As `forward` took them.
     gy : array
         The gradient of the output.
@@ -83,35 +75,28 @@ def vjp(
     residual : tuple of array
         What `forward` returned.
     """
-    xp = namespace(gy)
+    xp, operator, layout = namespace(gy), ready.operator, ready.layout
     if not operator.windowed:
         return _unpooled_back(xp, layout, gy, operand), None
-    geometry = _geometry(xp, operator, layout, gy, operand)
+    geometry = _geometry(xp, ready, gy, operand)
     if operator.nonlinear:
-        return _nonlinear_vjp(xp, geometry, operator, layout, gy, x, operand, options)
+        return _nonlinear_vjp(xp, ready, geometry, gy, x, operand)
     wide = converted(xp, planes(xp, layout, gy), sum_dtype(xp, gy, layout))
-    kept = _kept(xp, operator, layout, residual, options)
-    parts = operator.share(xp, wide[..., None], geometry.windows, kept, options)
+    kept = _kept(xp, ready, residual)
+    parts = operator.share(xp, wide[..., None], geometry.windows, kept, ready.options)
     gx = restored(xp, layout, geometry.fold(parts))
     return xp.astype(gx, gy.dtype), None
 
 
-def jvp(
-    operator: Operator,
-    layout: Layout,
-    t: Any,
-    operand: Any,
-    residual: tuple[Any, ...],
-    options: Any,
-) -> Any:
+def jvp(ready: Prepared, t: Any, operand: Any, residual: tuple[Any, ...]) -> Any:
     """Compute the tangent of the output for a tangent `t`; not for nonlinear operators."""
-    xp = namespace(t)
+    xp, operator, layout = namespace(t), ready.operator, ready.layout
     if not operator.windowed:
         return _unpooled(xp, layout, t, operand)
-    geometry = _geometry(xp, operator, layout, t, operand)
+    geometry = _geometry(xp, ready, t, operand)
     wide = converted(xp, planes(xp, layout, t), sum_dtype(xp, t, layout))
-    kept = _kept(xp, operator, layout, residual, options)
-    parts = operator.share(xp, geometry.unfold(wide), geometry.windows, kept, options)
+    kept = _kept(xp, ready, residual)
+    parts = operator.share(xp, geometry.unfold(wide), geometry.windows, kept, ready.options)
     ty = restored(xp, layout, xp.sum(parts, axis=-1, dtype=parts.dtype))
     return xp.astype(ty, t.dtype)
 
@@ -128,8 +113,10 @@ def formula(
 
     Parameters
     ----------
-    operator, layout, x, options
-        As `forward` takes them.
+    operator, layout, options
+        The operator, its windows with shapes and dtypes, and its options.
+    x : array
+        The input.
     theta : array or None
         The learned parameter.
     geometry : Geometry, optional
@@ -149,13 +136,10 @@ def formula(
     return restored(xp, layout, operator.formula(xp, windows, theta, options))
 
 
-def without_winner(
-    operator: Operator, layout: Layout, residual: tuple[Any, ...], options: Any
-) -> Any:
+def without_winner(ready: Prepared, residual: tuple[Any, ...]) -> Any:
     """Return whether each window of a selecting operator has no winner."""
-    xp = namespace(residual[0])
-    kept = _kept(xp, operator, layout, residual, options)
-    return restored(xp, layout, routes.has_no_winner(xp, layout, kept))
+    xp, layout = namespace(residual[0]), ready.layout
+    return restored(xp, layout, routes.has_no_winner(xp, layout, _kept(xp, ready, residual)))
 
 
 def indices(layout: Layout, kept: Any, samples: Any = None) -> Any:
@@ -166,46 +150,38 @@ def indices(layout: Layout, kept: Any, samples: Any = None) -> Any:
     return restored(xp, layout, xp.where(routes.has_no_winner(xp, layout, whole), -1, found))
 
 
-def _geometry(xp: Any, operator: Operator, layout: Layout, like: Any, operand: Any) -> Geometry:
-    return Geometry(xp, layout, like, operand if operator.operand.determines_windows else None)
+def _geometry(xp: Any, ready: Prepared, like: Any, operand: Any) -> Geometry:
+    samples = operand if ready.operator.operand.determines_windows else None
+    return Geometry(xp, ready.layout, like, samples)
 
 
-def _kept(
-    xp: Any, operator: Operator, layout: Layout, residual: tuple[Any, ...], options: Any
-) -> Any:
+def _kept(xp: Any, ready: Prepared, residual: tuple[Any, ...]) -> Any:
     """Return one integer for each route, or each bit of winners; None if there are no routes."""
-    if not operator.selecting:
+    if not ready.operator.selecting:
         return None
-    behind = residual[0].ndim - len(layout.out_shape)
-    moved = planes(xp, layout, residual[0], behind)
-    return routes.unpacked(xp, operator, layout, moved, options)
+    behind = residual[0].ndim - len(ready.layout.out_shape)
+    return routes.unpacked(xp, ready, planes(xp, ready.layout, residual[0], behind))
 
 
 # Selecting operators
 
 
 def _selected(
-    xp: Any,
-    geometry: Geometry,
-    operator: Operator,
-    layout: Layout,
-    x: Any,
-    operand: Any,
-    options: Any,
-    keep: bool,
+    xp: Any, ready: Prepared, geometry: Geometry, x: Any, operand: Any, keep: bool
 ) -> tuple[Any, tuple[Any, ...]]:
+    operator, layout = ready.operator, ready.layout
     exact = converted(xp, planes(xp, layout, x), exact_dtype(name_of(x.dtype)))
     lowest, highest = _ends(layout.dtype)
     windows = geometry.windows._replace(
         values=geometry.unfold(exact), lowest=lowest, highest=highest
     )
     draw = _uniform(xp, layout, x, operand) if operator.operand.is_positional else None
-    choice = operator.choose(xp, windows, draw, options)
+    choice = operator.choose(xp, windows, draw, ready.options)
     winner = xp.take_along_axis(windows.values, choice.winner[..., None], axis=-1)[..., 0]
     y = xp.astype(xp.where(choice.found, winner, choice.empty), x.dtype)
     residual: tuple[Any, ...] = ()
     if keep:
-        made = routes.kept(xp, operator, layout, geometry, choice, options)
+        made = routes.kept(xp, ready, geometry, choice)
         residual = (restored(xp, layout, made, made.ndim - y.ndim),)
     return restored(xp, layout, y), residual
 
@@ -262,15 +238,9 @@ def _each_plane(xp: Any, layout: Layout, theta: Any, dtype: str) -> Any:
 
 
 def _nonlinear_vjp(
-    xp: Any,
-    geometry: Geometry,
-    operator: Operator,
-    layout: Layout,
-    gy: Any,
-    x: Any,
-    operand: Any,
-    options: Any,
+    xp: Any, ready: Prepared, geometry: Geometry, gy: Any, x: Any, operand: Any
 ) -> tuple[Any, Any]:
+    operator, layout = ready.operator, ready.layout
     dtype = _formula_dtype(xp, operator, x, layout)
     tape = Recording(xp)
     values = Variable(tape, geometry.unfold(converted(xp, planes(xp, layout, x), dtype)))
@@ -278,7 +248,8 @@ def _nonlinear_vjp(
     if operator.learned:
         leaves.append(Variable(tape, _each_plane(xp, layout, operand, dtype)))
     windows = geometry.windows._replace(values=values)
-    y = operator.formula(tape, windows, leaves[1] if operator.learned else None, options)
+    theta = leaves[1] if operator.learned else None
+    y = operator.formula(tape, windows, theta, ready.options)
     wide = converted(xp, planes(xp, layout, gy), dtype)
     parts, *slopes = tape.cotangents(y, wide, leaves)
     gx = restored(xp, layout, geometry.fold(xp.where(windows.valid, parts, 0.0)))

@@ -72,19 +72,14 @@ class Geometry:
 
     def __init__(self, xp: Any, layout: Layout, like: Any, samples: Any = None) -> None:
         self._xp, self._axes, self._where = xp, layout.window.axes, placed(like)
-        self._begins: list[Any] = [None] * len(self._axes)
-        self._epsilon = 0.0  # the relative distance of neighbouring samples
+        begins: list[Any] = [None] * len(self._axes)
+        epsilon = 0.0  # the relative distance of neighbouring samples
         if samples is not None:
-            self._begins = _begins(xp, self._axes, samples)
-            self._epsilon = float(xp.finfo(samples.dtype).eps)
-        self._taps = [
-            _sampled_taps(xp, axis, begin, self._where)
-            if begin is not None
-            else _adaptive_taps(xp, axis, self._where)
-            if axis.adaptive
-            else _fixed_taps(xp, axis, self._where)
-            for axis, begin in zip(self._axes, self._begins, strict=True)
-        ]
+            begins = _begins(xp, self._axes, samples)
+            epsilon = float(xp.finfo(samples.dtype).eps)
+        pairs = zip(self._axes, begins, strict=True)
+        self._lines = [_Line(xp, axis, self._where, begin, epsilon) for axis, begin in pairs]
+        self._taps = [line.taps() for line in self._lines]
 
     @property
     def windows(self) -> UnfoldedWindows:
@@ -140,7 +135,7 @@ class Geometry:
         sizes = [axis.out * n for axis, n in zip(self._axes, counts, strict=True)]
         x = xp.reshape(xp.permute_dims(apart, tuple(order)), (parts.shape[0], *sizes))
         valid: Any = None
-        for a, holders in enumerate(map(self._inverse_taps, range(dims))):
+        for a, holders in enumerate(line.inverse_taps() for line in self._lines):
             at, shape = 1 + 2 * a, holders.positions.shape
             flat = xp.reshape(holders.positions, (*shape[:-2], shape[-2] * shape[-1]))
             x = _gather(xp, x, flat, at)
@@ -156,12 +151,8 @@ class Geometry:
         for a in reversed(range(len(self._axes))):
             axis = self._axes[a]
             rest, tap = rest // axis.kernel, rest % axis.kernel
-            begin = self._begins[a]
-            if begin is None:
-                outputs = xp.arange(axis.out, **self._where)
-                begin = (
-                    axis.bins(outputs)[0] if axis.adaptive else outputs * axis.stride - axis.lo
-                )[None, :]
+            begin = self._lines[a].begin
+            begin = begin[None, :] if begin.ndim == 1 else begin
             shape = [1] * routes.ndim
             shape[0], shape[1 + a] = begin.shape
             flat = flat + (xp.reshape(begin, tuple(shape)) + tap * axis.dilation) * step
@@ -175,16 +166,6 @@ class Geometry:
         moved = self._xp.permute_dims(x, order)
         shape = moved.shape
         return self._xp.reshape(moved, (*shape[: 1 + dims], math.prod(shape[1 + dims :])))
-
-    def _inverse_taps(self, a: int) -> InverseTaps:
-        xp, axis, begin = self._xp, self._axes[a], self._begins[a]
-        inputs = xp.arange(axis.size, **self._where)[:, None]
-        if begin is not None:
-            return _sampled_inverse_taps(xp, axis, begin, self._epsilon, inputs, self._where)
-        find = _adaptive_inverse_taps if axis.adaptive else _fixed_inverse_taps
-        outputs, taps, valid = find(xp, axis, inputs, self._where)
-        most = self._taps[a].valid.shape[1]
-        return InverseTaps(xp.where(valid, outputs * most + taps, 0), valid)
 
 
 def _along(xp: Any, table: Any, axis: int, dims: int) -> Any:
@@ -204,67 +185,95 @@ def _gather(xp: Any, x: Any, index: Any, axis: int) -> Any:
     return xp.take_along_axis(x, xp.broadcast_to(xp.reshape(index, tuple(shape)), full), axis=axis)
 
 
-# Windows of one size at equal distances
+class _Line:
+    """The windows of one axis.
 
+    Attributes
+    ----------
+    begin : int array, shape (outputs,) or (planes, outputs)
+        The input of the first tap of each window; negative in low padding.
+    sizes : int array, shape (outputs,)
+        Number of taps.
+    """
 
-def _skipped(xp: Any, axis: Axis, outputs: Any) -> Any:
-    """Return the number of leading taps of each window that are low padding."""
-    start = outputs * axis.stride - axis.lo
-    return xp.clip(-(start // axis.dilation), min=0)
+    def __init__(
+        self, xp: Any, axis: Axis, where: dict[str, Any], begin: Any, epsilon: float
+    ) -> None:
+        self._xp, self._axis, self._where, self._epsilon = xp, axis, where, epsilon
+        outputs = xp.arange(axis.out, **where)
+        self.sizes = 0 * outputs + axis.kernel
+        if axis.adaptive:
+            begin, end = axis.bins(outputs)
+            self.sizes = end - begin
+        self.begin = outputs * axis.stride - axis.lo if begin is None else begin
+        self._most = min(axis.kernel, -(-axis.size // axis.dilation))  # taps in the input
 
+    def taps(self) -> Taps:
+        """Return the taps of each window."""
+        xp, axis = self._xp, self._axis
+        # Fractional windows lie in the input, so that their tables do not depend on their begins.
+        begin = (self.begin if self.begin.ndim == 1 else 0 * self.sizes)[:, None]
+        numbers = self._skipped(begin) + xp.arange(self._most, **self._where)[None, :]
+        inputs = begin + numbers * axis.dilation
+        valid = (numbers < self.sizes[:, None]) & (inputs < axis.size)
+        extent = -((begin - axis.size - axis.hi) // axis.dilation)
+        extent = xp.where(extent < self.sizes[:, None], extent, self.sizes[:, None])
+        if self.begin.ndim > 1:
+            inputs = self.begin[:, :, None] + numbers
+        return Taps(xp.where(valid, inputs, 0), valid, numbers, extent)
 
-def _fixed_taps(xp: Any, axis: Axis, where: dict[str, Any]) -> Taps:
-    outputs = xp.arange(axis.out, **where)[:, None]
-    most = min(axis.kernel, -(-axis.size // axis.dilation))
-    numbers = _skipped(xp, axis, outputs) + xp.arange(most, **where)[None, :]
-    start = outputs * axis.stride - axis.lo
-    inputs = start + numbers * axis.dilation
-    valid = (numbers < axis.kernel) & (inputs < axis.size)
-    extent = xp.clip(-((start - axis.size - axis.hi) // axis.dilation), max=axis.kernel)
-    return Taps(xp.where(valid, inputs, 0), valid, numbers, extent)
+    def inverse_taps(self) -> InverseTaps:
+        """Return the windows that contain each input."""
+        xp, axis = self._xp, self._axis
+        inputs = xp.arange(axis.size, **self._where)[:, None]
+        most = self._most_windows()
+        if axis.kernel < most and axis.dilation > 1:  # few taps, far apart: a window for each tap
+            taps = axis.kernel - 1 - xp.arange(axis.kernel, **self._where)[None, :]
+            begin = inputs + axis.lo - taps * axis.dilation
+            outputs = begin // axis.stride
+            valid = (begin >= 0) & (begin % axis.stride == 0) & (outputs < axis.out)
+            begin = begin - axis.lo
+        else:
+            outputs = self._first_windows(inputs) + xp.arange(most, **self._where)
+            valid = outputs < axis.out
+            outputs = xp.where(valid, outputs, 0)
+            flat = xp.reshape(outputs, (*outputs.shape[:-2], axis.size * most))
+            begin = xp.reshape(_gather(xp, self.begin, flat, outputs.ndim - 2), outputs.shape)
+            apart = inputs - begin
+            taps = apart // axis.dilation
+            sizes = xp.reshape(xp.take(self.sizes, xp.reshape(flat, (-1,))), outputs.shape)
+            valid = valid & (apart >= 0) & (apart % axis.dilation == 0) & (taps < sizes)
+        positions = outputs * self._most + taps - self._skipped(begin)
+        return InverseTaps(xp.where(valid, positions, 0), valid)
 
+    def _skipped(self, begin: Any) -> Any:
+        """Return the number of leading taps of each window that are low padding."""
+        return self._xp.clip(-(begin // self._axis.dilation), min=0)
 
-def _fixed_inverse_taps(
-    xp: Any, axis: Axis, inputs: Any, where: dict[str, Any]
-) -> tuple[Any, Any, Any]:
-    """Return output, tap (without padding) and validity of the windows that contain each input."""
-    kernel, stride, dilation = axis.kernel, axis.stride, axis.dilation
-    position = inputs + axis.lo
-    most = min((kernel - 1) * dilation // stride + 1, axis.out)
-    if kernel < most:  # few taps, far apart: one candidate window for each tap
-        taps = kernel - 1 - xp.arange(kernel, **where)[None, :]
-        begin = position - taps * dilation
-        outputs = begin // stride
-        valid = (begin >= 0) & (begin % stride == 0) & (outputs < axis.out)
-    else:
-        first = xp.clip(-((dilation * (kernel - 1) - position) // stride), min=0)
-        outputs = first + xp.arange(most, **where)[None, :]
-        begin = position - outputs * stride
-        taps = begin // dilation
-        valid = (begin >= 0) & (begin % dilation == 0) & (taps < kernel) & (outputs < axis.out)
-    return outputs, taps - _skipped(xp, axis, outputs), valid
+    def _first_windows(self, inputs: Any) -> Any:
+        """Return the first window that does not end before each input: (..., inputs, 1)."""
+        xp, axis = self._xp, self._axis
+        if axis.fractional:
+            before = self.begin[:, None, :] + axis.kernel <= inputs[None, :, :]
+            return xp.sum(xp.astype(before, self.begin.dtype), axis=-1)[..., None]
+        if axis.adaptive:
+            first, before, bins, size = axis.origin
+            return xp.clip((inputs + before) * bins // size - first, min=0)
+        last = (axis.kernel - 1) * axis.dilation - axis.lo
+        return xp.clip(-((last - inputs) // axis.stride), min=0)
 
-
-# Adaptive bins
-
-
-def _adaptive_taps(xp: Any, axis: Axis, where: dict[str, Any]) -> Taps:
-    begin, end = axis.bins(xp.arange(axis.out, **where)[:, None])
-    numbers = xp.arange(axis.kernel, **where)[None, :] + 0 * begin
-    valid = numbers < end - begin
-    return Taps(xp.where(valid, begin + numbers, 0), valid, numbers, end - begin)
-
-
-def _adaptive_inverse_taps(
-    xp: Any, axis: Axis, inputs: Any, where: dict[str, Any]
-) -> tuple[Any, Any, Any]:
-    first, before, bins, size = axis.origin
-    most = min(-(-bins // size) + 1, axis.out)
-    least = xp.clip((inputs + before) * bins // size - first, min=0)
-    outputs = least + xp.arange(most, **where)[None, :]
-    begin, end = axis.bins(outputs)
-    valid = (begin <= inputs) & (inputs < end) & (outputs < axis.out)
-    return outputs, inputs - begin, valid
+    def _most_windows(self) -> int:
+        """Return at most how many windows contain an input, or lie between those that do."""
+        axis = self._axis
+        if axis.adaptive:
+            return min(-(-axis.origin.outputs // axis.origin.inputs) + 1, axis.out)
+        if not axis.fractional:
+            return min((axis.kernel - 1) * axis.dilation // axis.stride + 1, axis.out)
+        step = max((axis.size - axis.kernel) // max(axis.out - 1, 1), 1)
+        # Begins are rounded four times, each by at most half of epsilon: in narrow dtypes many
+        # windows may begin at one input.
+        error = int(4 * axis.size * self._epsilon)
+        return min(axis.out, (axis.kernel + error) // step + 3)
 
 
 # Fractional windows, whose positions depend on samples
@@ -308,30 +317,3 @@ def _kept_narrow(xp: Any, x: Any) -> Any:
 
     info = xp.finfo(x.dtype)
     return lax.reduce_precision(x, info.bits - info.nmant - 1, info.nmant)
-
-
-def _sampled_taps(xp: Any, axis: Axis, begin: Any, where: dict[str, Any]) -> Taps:
-    numbers = xp.arange(axis.kernel, **where)[None, :] + xp.zeros(
-        (axis.out, 1), dtype=begin.dtype, **where
-    )
-    inputs = begin[:, :, None] + xp.arange(axis.kernel, **where)[None, None, :]
-    return Taps(inputs, numbers >= 0, numbers, numbers[:, :1] * 0 + axis.kernel)
-
-
-def _sampled_inverse_taps(
-    xp: Any, axis: Axis, begin: Any, epsilon: float, inputs: Any, where: dict[str, Any]
-) -> InverseTaps:
-    step = max((axis.size - axis.kernel) // max(axis.out - 1, 1), 1)
-    # Begins are rounded four times, each by at most half of epsilon: in narrow dtypes many windows
-    # may begin at one input.
-    error = int(4 * axis.size * epsilon)
-    most = min(axis.out, (axis.kernel + error) // step + 3)
-    over = xp.astype(begin[:, None, :] + axis.kernel <= inputs[None, :, :], begin.dtype)
-    outputs = xp.sum(over, axis=-1)[:, :, None] + xp.arange(most, **where)[None, None, :]
-    valid = outputs < axis.out
-    outputs = xp.where(valid, outputs, 0)
-    flat = xp.reshape(outputs, (outputs.shape[0], axis.size * most))
-    own = xp.reshape(xp.take_along_axis(begin, flat, axis=1), outputs.shape)
-    taps = inputs[None, :, :] - own
-    valid = valid & (taps >= 0) & (taps < axis.kernel)
-    return InverseTaps(xp.where(valid, outputs * axis.kernel + taps, 0), valid)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from poolgrad.interface import Choice, Operator
+from poolgrad.interface import Choice
+from poolgrad.operators import Prepared
 from poolgrad.portable.arrays import converted, placed
 from poolgrad.portable.geometry import Geometry
 from poolgrad.windows import Layout
@@ -15,17 +16,9 @@ from poolgrad.windows import Layout
 _NO_WINNER = {"uint8": 2**8 - 1, "uint16": 2**16 - 1, "uint32": 2**32 - 1}
 
 
-def kept(
-    xp: Any,
-    operator: Operator,
-    layout: Layout,
-    geometry: Geometry,
-    choice: Choice,
-    options: Any,
-) -> Any:
+def kept(xp: Any, ready: Prepared, geometry: Geometry, choice: Choice) -> Any:
     """Pack the residual of a forward pass; bits for each tap have one more axis."""
-    (buffer,) = operator.residual(layout, options)
-    winners = choice.winners
+    (buffer,), layout, winners = ready.residual, ready.layout, choice.winners
     if len(buffer.shape) > len(layout.out_shape):
         place, there = geometry.places
         place = xp.broadcast_to(place, (*winners.shape[:-1], place.shape[-1]))
@@ -33,14 +26,14 @@ def kept(
         return converted(xp, _packed(xp, xp.astype(found, place.dtype), 1), buffer.dtype)
     route = xp.sum(xp.where(winners, geometry.windows.taps, 0), axis=-1)
     route = xp.where(xp.any(winners, axis=-1), route, _NO_WINNER[layout.route_dtype])
-    width = operator.route_bits(layout.window, options)
+    width = ready.route_bits
     return converted(xp, _packed(xp, route, width) if width else route, buffer.dtype)
 
 
-def unpacked(xp: Any, operator: Operator, layout: Layout, residual: Any, options: Any) -> Any:
+def unpacked(xp: Any, ready: Prepared, residual: Any) -> Any:
     """Unpack the residual to integers that every library supports."""
     numbers = xp.astype(residual, xp.arange(1).dtype)
-    bits = operator.route_bits(layout.window, options)
+    bits, layout = ready.route_bits, ready.layout
     if residual.ndim > 1 + len(layout.pooled) or not bits:  # bits of taps are not packed further
         return numbers
     each = 8 // bits

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from poolgrad import _kernels
+import poolgrad._kernels as _kernels  # noqa: PLR0402 - as in `core`
 from poolgrad.buffers import allocate, as_buffer, dtype_named
 from poolgrad.dtypes import FLOATS
 from poolgrad.interface import Buffer

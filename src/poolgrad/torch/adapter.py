@@ -48,9 +48,9 @@ from poolgrad.torch.arrays import (
     spec_of,
     stored,
 )
-from poolgrad.torch.batching import batch
+from poolgrad.torch.batching import rule
 from poolgrad.torch.derivatives import differentiable, refuse_nested_forward, save
-from poolgrad.torch.devices import names_of_tensors, on_one_device, register
+from poolgrad.torch.devices import define, names_of_tensors
 from poolgrad.torch.engines import Engine
 from poolgrad.torch.library import library
 from poolgrad.windows import Layout, fixed, flatten, lay_out
@@ -106,27 +106,25 @@ class Adapter:
         if operator.nonlinear:
             del schemas["_jvp"]
         self._tensors = {suffix: names_of_tensors(schema) for suffix, schema in schemas.items()}
-        runs = {"": self.forward, "_vjp": self.vjp, "_jvp": self.jvp}
-        fakes = {"": self.fake_forward, "_vjp": self.fake_vjp, "_jvp": self.fake_jvp}
+        runs = {
+            "": (self.forward, self.fake_forward, self._launches),
+            "_vjp": (self.vjp, self.fake_vjp, self._launches),
+            "_jvp": (self.jvp, self.fake_jvp, self._launches),
+        }
         self.ops = {}
         for suffix, schema in schemas.items():
-            LIBRARY.define(f"{self.name}{suffix}{schema}")
-            op = self.ops[suffix] = getattr(torch.ops.poolgrad, self.name + suffix).default
-            launches = self._of_schema(suffix, self._launches)
-            register(op, self._of_schema(suffix, runs[suffix]), launches, LIBRARY)
-            fake = self._of_schema(suffix, fakes[suffix])
-            torch.library.register_fake(op, fake, lib=LIBRARY)
+            run, fake, launches = (self._of_schema(suffix, function) for function in runs[suffix])
+            batched = rule(operator, suffix, len(self._tensors[suffix]))
+            name = self.name + suffix
+            self.ops[suffix] = define(LIBRARY, name, schema, run, fake, batched, launches)
         self._differentiate()
-        batch(operator, self.ops, self.kept, LIBRARY)
 
     # The arguments of a schema
 
     def _of_schema(self, suffix: str, run: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that takes the arguments of a schema and calls `run`."""
-        names = self._tensors[suffix]
-        return on_one_device(
-            names, lambda *args: run(self._rebuild(suffix, *args), *args[: len(names)])
-        )
+        tensors = len(self._tensors[suffix])
+        return lambda *args: run(self._rebuild(suffix, *args), *args[:tensors])
 
     def _flat(self, suffix: str, static: Static) -> tuple[Any, ...]:
         """Return the arguments after the tensors."""
@@ -221,8 +219,7 @@ class Adapter:
 
     def _portable_forward(self, static: Static, x: Tensor, operand: Tensor | None) -> Any:
         ready = static.ready
-        how = (operand, ready.options, self.kept > 0)
-        y, kept = portable.forward(self.operator, ready.layout, x, *how)
+        y, kept = portable.forward(ready, x, operand, self.kept > 0)
         buffers = self._buffers(static, x)
         residual = tuple(map(stored, buffers, kept)) or tuple(empty(b, x) for b in buffers)
         y = stored(ready.output, y)
@@ -260,8 +257,8 @@ class Adapter:
             )
         engine = self._engine(ready, gy)
         if engine is Engine.PORTABLE:
-            how = (self._operand(ready, operands, gy), residual, ready.options)
-            made = portable.vjp(self.operator, layout, gy, x[0] if x else None, *how)
+            operand = self._operand(ready, operands, gy)
+            made = portable.vjp(ready, gy, x[0] if x else None, operand, residual)
             gx = stored(ready.input, made[0])
             return (gx, made[1]) if self.operator.learned else gx
         tracked = not self.operator.learned or residual[-1].shape != (0,)
@@ -286,8 +283,8 @@ class Adapter:
         _, operands, residual = self._held(held)
         engine = self._engine(ready, t)
         if engine is Engine.PORTABLE:
-            how = (self._operand(ready, operands, t), residual, ready.options)
-            return stored(ready.output, portable.jvp(self.operator, ready.layout, t, *how))
+            operand = self._operand(ready, operands, t)
+            return stored(ready.output, portable.jvp(ready, t, operand, residual))
         t, y, kept = readable("t", t), allocate(ready.output, t), laid_out(residual, ready.residual)
         self._run_kernels("jvp", engine, ready, t, y, operands, kept)
         return y
@@ -311,17 +308,8 @@ class Adapter:
     # Derivatives
 
     def _defined(self, suffix: str, run: Any, keep: Any, backward: Any, jvp: Any) -> Any:
-        return differentiable(
-            self.ops[suffix],
-            LIBRARY,
-            len(self._tensors[suffix]),
-            run,
-            partial(self._flat, suffix),
-            partial(self._rebuild, suffix),
-            keep,
-            backward,
-            jvp,
-        )
+        flat, rebuild = partial(self._flat, suffix), partial(self._rebuild, suffix)
+        return differentiable(self.ops[suffix], LIBRARY, run, flat, rebuild, keep, backward, jvp)
 
     def _differentiate(self) -> None:
         operator, operands = self.operator, self.operand_count
@@ -333,7 +321,7 @@ class Adapter:
             ctx.mark_non_differentiable(*residual)
             save(ctx, (*inputs[: 1 + operands][not operator.nonlinear :], *residual))
 
-        def forward_backward(ctx: Any, gy: Tensor | None, *unused: Any) -> Any:
+        def to_input(ctx: Any, gy: Tensor | None, *unused: Any) -> Any:
             if gy is None:
                 return (None,) * ctx.inputs
             gradients = self.differentiable_vjp(ctx.static, gy, *ctx.saved_tensors)
@@ -341,42 +329,36 @@ class Adapter:
             return (*gradients, *(None,) * (ctx.inputs - len(gradients)))
 
         if operator.nonlinear:
-            self._differentiate_nonlinear(keep_forward, forward_backward)
+            self._differentiate_nonlinear(keep_forward, to_input)
             return
 
         def keep_held(ctx: Any, static: Static, inputs: Tensors, output: Any) -> None:
             ctx.static = static
             save(ctx, inputs[1:])
 
-        def jvp_of_saved(ctx: Any, t: Tensor | None) -> Tensor:
+        def to_output(ctx: Any, t: Tensor | None, *unused: Any) -> Tensor:
             if t is None:  # only samples, which have no derivative, have a tangent
                 return torch.zeros_like(empty(ctx.static.ready.output, ctx.saved_tensors[0]))
             y: Tensor = self.differentiable_jvp(ctx.static, t, *ctx.saved_tensors)
             return y
 
+        def forward_jvp(ctx: Any, t: Tensor, *unused: Any) -> Any:
+            y = to_output(ctx, t)
+            return (y, *(None,) * self.kept) if self.kept else y
+
         def vjp_backward(ctx: Any, t: Tensor) -> Any:
-            return (jvp_of_saved(ctx, t), *(None,) * (ctx.inputs - 1))
+            return (to_output(ctx, t), *(None,) * (ctx.inputs - 1))
 
         def vjp_jvp(ctx: Any, t: Tensor, *unused: Any) -> Any:
-            return forward_backward(ctx, t)[0]
-
-        def forward_jvp(ctx: Any, t: Tensor, *unused: Any) -> Any:
-            return (
-                (jvp_of_saved(ctx, t), *(None,) * self.kept) if self.kept else jvp_of_saved(ctx, t)
-            )
-
-        def jvp_jvp(ctx: Any, t: Tensor, *unused: Any) -> Any:
-            return jvp_of_saved(ctx, t)
+            return to_input(ctx, t)[0]
 
         self.differentiable_forward = self._defined(
-            "", self.forward, keep_forward, forward_backward, forward_jvp
+            "", self.forward, keep_forward, to_input, forward_jvp
         )
         self.differentiable_vjp = self._defined("_vjp", self.vjp, keep_held, vjp_backward, vjp_jvp)
-        self.differentiable_jvp = self._defined(
-            "_jvp", self.jvp, keep_held, forward_backward, jvp_jvp
-        )
+        self.differentiable_jvp = self._defined("_jvp", self.jvp, keep_held, to_input, to_output)
 
-    def _differentiate_nonlinear(self, keep_forward: Any, forward_backward: Any) -> None:
+    def _differentiate_nonlinear(self, keep_forward: Any, to_input: Any) -> None:
         """Define the derivatives of forward that the kernels do not compute, and those of vjp."""
         operator = self.operator
         variables = 1 + operator.learned  # number of differentiable arguments
@@ -416,7 +398,7 @@ class Adapter:
             return result if operator.learned else result[0]
 
         self.differentiable_forward = self._defined(
-            "", self.forward, keep_forward, forward_backward, forward_jvp
+            "", self.forward, keep_forward, to_input, forward_jvp
         )
         self.differentiable_vjp = self._defined("_vjp", self.vjp, keep_vjp, vjp_backward, vjp_jvp)
 

@@ -47,11 +47,6 @@ def name_of(dtype: torch.dtype) -> str:
     return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
-def _misplacement(tensor: Tensor) -> int:
-    """Return the offset of the first element from an address that is aligned to its size."""
-    return tensor.data_ptr() % tensor.itemsize
-
-
 def dense(name: str, tensor: Tensor) -> Tensor:
     """Return the tensor `name` if it is dense.
 
@@ -110,7 +105,8 @@ def readable(name: str, tensor: Tensor) -> Tensor:
             raise RuntimeError(f"{name} must have memory, got a {type(tensor).__name__} without")
         return tensor.resolve_neg()
     tensor = tensor.resolve_neg()
-    return tensor.clone() if tensor.is_cpu and _misplacement(tensor) else tensor
+    is_aligned = not tensor.is_cpu or tensor.data_ptr() % tensor.itemsize == 0
+    return tensor if is_aligned else tensor.clone()
 
 
 def compact(name: str, tensor: Tensor) -> Tensor:
@@ -151,26 +147,28 @@ def is_direct_for_kernels(x: Any) -> bool:
     return is_plain(x) or are_direct_for_triton((x,))
 
 
+def _is_dense(x: Any) -> bool:
+    """Whether `x` is a dense tensor, not of a subclass."""
+    is_own = type(x) in (Tensor, torch.nn.Parameter)
+    return is_own and x.layout is torch.strided and not x.is_quantized and not x.is_nested
+
+
 def are_direct_for_triton(given: tuple[Any, ...]) -> bool:
     """Whether tensors can be passed directly to the kernels of the GPU that holds them all."""
     first = given[0]
-    if type(first) not in (Tensor, torch.nn.Parameter) or not first.is_cuda:
-        return False
-    device = first.device
     return (
-        triton.is_available(device)
+        _is_dense(first)
+        and first.is_cuda
+        and triton.is_available(first.device)
         and not torch.compiler.is_compiling()
         and not is_transformed()
         and not _compat.is_observed()
         and forward_level() < 0
         and tracing_state() is None
         and all(
-            type(t) in (Tensor, torch.nn.Parameter)
-            and t.device == device
-            and t.layout is torch.strided
+            _is_dense(t)
+            and t.device == first.device
             and not t.is_neg()
-            and not t.is_quantized
-            and not t.is_nested
             and not is_wrapped(t)
             and all(read(t) == value for read, value in _compat.PLAIN_TENSOR)
             for t in given
@@ -187,13 +185,10 @@ def pools(x: Any) -> bool:
     if torch.compiler.is_compiling():
         return not (torch.compiler.is_exporting() or is_transformed() or forward_level() >= 0)
     return is_plain(x) or (
-        type(x) in (Tensor, torch.nn.Parameter)
+        _is_dense(x)
         and (x.is_cpu or x.is_meta or (x.is_cuda and triton.is_available(x.device)))
-        and x.layout is torch.strided
-        and not x.is_quantized
-        and not x.is_nested
         and tracing_state() is None
-        and not _is_functionalized()
+        and Transform.Functionalize not in _levels()
         and not is_nested_forward()
     )
 
@@ -201,10 +196,6 @@ def pools(x: Any) -> bool:
 def _levels() -> list[Any]:
     """Return the kinds of the active transformations of `torch.func`, the outermost first."""
     return [level.key() for level in transforms() or ()]
-
-
-def _is_functionalized() -> bool:
-    return Transform.Functionalize in _levels()
 
 
 def is_transformed_graph() -> bool:
@@ -234,15 +225,20 @@ def applied(function: type[torch.autograd.Function]) -> Any:
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
+def _looked_up(function: Any, *args: Any) -> Any:
+    """Call a function with a cache, without it if sizes are symbolic, which are not hashable."""
+    try:
+        return function(*args)
+    except TypeError:
+        return function.__wrapped__(*args)
+
+
 _unflatten = lru_cache(maxsize=4096)(unflatten)
 
 
 def spec_of(window: list[int]) -> WindowSpec:
     """Rebuild the windows that a custom operator receives as integers; see `windows.unflatten`."""
-    try:
-        return _unflatten(tuple(window))
-    except TypeError:  # symbolic sizes are not hashable
-        return unflatten(window)
+    return _looked_up(_unflatten, tuple(window))  # type: ignore[no-any-return]
 
 
 def untraced(read: Callable[[Tensor], T], tensor: Tensor) -> T:
@@ -259,32 +255,17 @@ def untraced(read: Callable[[Tensor], T], tensor: Tensor) -> T:
 
 def shape_of(x: Tensor) -> tuple[int, ...]:
     """Return the shape as plain integers, also while TorchScript traces, which records tensors."""
-    if torch.compiler.is_compiling() or tracing_state() is None:
-        return tuple(x.shape)
     return untraced(lambda x: tuple(x.shape), x)
 
 
 def inner_of(x: Tensor, spec: WindowSpec, channels_last: bool) -> int:
     """Return `core.inner_axis` of a tensor."""
-    where = (tuple(x.shape), x.stride(), spec, channels_last)
-    try:
-        return inner_axis(*where)
-    except TypeError:  # symbolic sizes are not hashable
-        return inner_axis.__wrapped__(*where)
+    return _looked_up(inner_axis, tuple(x.shape), x.stride(), spec, channels_last)  # type: ignore[no-any-return]
 
 
-def prepare_call(
-    name: str,
-    spec: WindowSpec,
-    options: Any,
-    shape: tuple[int, ...],
-    channels_last: bool,
-    inner: int,
-    dtype: str,
-) -> Prepared:
+def prepare_call(*call: Any) -> Prepared:
     """Prepare a call (see `operators.prepare`), without a cache while a compiler traces."""
-    function = prepare_uncached if torch.compiler.is_compiling() else prepare
-    return function(name, spec, options, shape, channels_last, inner, dtype)
+    return (prepare_uncached if torch.compiler.is_compiling() else prepare)(*call)
 
 
 def is_in_graph() -> bool:
@@ -386,10 +367,5 @@ def as_operand(ready: Prepared, operands: tuple[Tensor, ...]) -> Any:
     # On another device, reading the numbers would wait for the device.
     if operand.has_gradient and tensor.is_cpu:
         operator.check_operand(tensor.reshape(-1).tolist())
-    number = int if tensor.is_cpu else _unread
+    number: Callable[[Tensor], Any] = int if tensor.is_cpu else lambda tensor: tensor
     return operand.kernel_form(tensor.reshape(-1) if is_flat else tensor, tensor.numel(), number)
-
-
-def _unread(tensor: Tensor) -> Tensor:
-    """Return a number as a tensor on its device."""
-    return tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 from poolgrad.interface import Operator
 
 
-def _lead(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+def lead(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """Return the tensor with its batch axis, or a new one, first."""
     if dim is None:
         return tensor.unsqueeze(0).expand(size, *tensor.shape)
     return tensor.movedim(dim, 0)
@@ -39,66 +41,43 @@ def one_by_one(op: Any, size: int, in_dims: tuple[Any, ...], args: tuple[Any, ..
     return stacked(results)
 
 
-def batch(operator: Operator, ops: dict[str, Any], kept: int, library: Any) -> None:
-    """Register the batching rules of an operator, its vjp and its jvp.
+def rule(operator: Operator, suffix: str, tensors: int) -> Callable[..., Any]:
+    """Return the batching rule of an operator, its vjp or its jvp.
 
     Parameters
     ----------
     operator : Operator
         An entry of the table.
-    ops : dict
-        Its operators in PyTorch, by the suffixes of their names.
-    kept : int
-        Number of tensors of the residual.
-    library : torch.library.Library
-        The library that defines the operators.
+    suffix : str
+        The suffix of the name in PyTorch.
+    tensors : int
+        Number of arguments that are tensors; they come first.
     """
-    operands, nonlinear = operator.operand.count, int(operator.nonlinear)
-    held = 1 + nonlinear + operands + kept
-    _batch_one(operator, ops, "", 1 + operands, 1, {}, library)
-    where = {"shape": 1, "inner": 3}
-    _batch_one(operator, ops, "_vjp", held, 1 + nonlinear, where, library)
-    if "_jvp" in ops:
-        _batch_one(operator, ops, "_jvp", held, 1, {"inner": 2}, library)
-
-
-def _batch_one(
-    operator: Operator,
-    ops: dict[str, Any],
-    suffix: str,
-    tensors: int,
-    operand: int,
-    at: dict[str, int],
-    library: Any,
-) -> None:
-    """Register the batching rule of one of these operators.
-
-    The first `tensors` arguments are tensors, the extra operand has index `operand`, and `at` lists
-    the other arguments that depend on the number of axes.
-    """
-    op = ops[suffix]
+    operand = 1 + bool(operator.nonlinear and suffix)  # the index of the extra operand
+    # The indices of the other arguments that depend on the number of axes
+    shape, inner = {"": (-1, -1), "_vjp": (1, 3), "_jvp": (-1, 2)}[suffix]
     # The gradient of a learned parameter must not be summed over the batch.
     shared = operator.operand.is_shared
     apart = suffix == "_vjp" and operator.learned
 
-    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+    def batched(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
         size, dims = info.batch_size, in_dims[:tensors]
         if apart or (shared and dims[operand] is not None):
             out = one_by_one(op, size, dims, args)
         else:
             moved = [
-                t if shared and k == operand else _lead(t, d, size)
+                t if shared and k == operand else lead(t, d, size)
                 for k, (t, d) in enumerate(zip(args[:tensors], dims, strict=True))
             ]
             rest = list(args[tensors:])
-            if "shape" in at:
-                rest[at["shape"]] = [size, *rest[at["shape"]]]
-            if "inner" in at and rest[at["inner"]] >= 0:
-                rest[at["inner"]] += 1
+            if shape >= 0:
+                rest[shape] = [size, *rest[shape]]
+            if inner >= 0 and rest[inner] >= 0:
+                rest[inner] += 1
             out = op(*moved, *rest)
             if not suffix and operator.nonlinear:
                 # An array of the residual that is not read is empty for each element of the batch.
                 out = tuple(t.new_empty(size, 0) if t.shape == (0,) else t for t in out)
         return (out, (0,) * len(out)) if isinstance(out, tuple) else (out, 0)
 
-    torch.library.register_vmap(op, rule, lib=library)
+    return batched

@@ -33,7 +33,6 @@ from poolgrad.torch.devices import names_of_tensors
 def differentiable(
     op: Any,
     library: torch.library.Library,
-    tensors: int,
     run: Callable[..., Any],
     flat: Callable[[Any], tuple[Any, ...]],
     rebuild: Callable[..., Any],
@@ -46,11 +45,9 @@ def differentiable(
     Parameters
     ----------
     op : OpOverload
-        The operator of the dispatcher.
+        The operator of the dispatcher. Its tensors come first.
     library : torch.library.Library
         The library that defines it.
-    tensors : int
-        Number of leading arguments that are tensors.
     run : callable
         ``run(static, *tensors)``: the computation on the CPU.
     flat, rebuild : callable
@@ -68,15 +65,15 @@ def differentiable(
     callable
         ``call(static, *tensors)``.
     """
+    names = names_of_tensors(str(op._schema))
 
     def keep_flat(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.inputs = len(inputs)
-        keep(ctx, rebuild(*inputs), inputs[:tensors], output)
+        keep(ctx, rebuild(*inputs), inputs[: len(names)], output)
 
     skip_by_compiler(keep_flat)
     torch.library.register_autograd(op, backward, setup_context=keep_flat, lib=library)
-    any_layout = (None,) * tensors
-    names = names_of_tensors(str(op._schema))[:tensors]
+    any_layout = (None,) * len(names)
 
     def is_direct(given: tuple[Tensor, ...]) -> bool:
         return KIND.have_parts(given, any_layout) or are_direct_for_triton(given)

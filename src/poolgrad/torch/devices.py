@@ -1,9 +1,10 @@
-"""Registers the implementation of an operator for every device, and checks devices."""
+"""Defines operators of ``torch.ops.poolgrad`` for every device, and checks devices."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,33 +28,58 @@ _REFUSED_KEYS = (
 )  # fmt: skip
 
 
-def implement(op: Any, run: Callable[..., Any], library: Any) -> None:
-    """Register `run` as the implementation of an operator for dense tensors on every device."""
-    name = op.name().split("::")[1]
+def define(
+    library: torch.library.Library,
+    name: str,
+    arguments: str,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    batched: Callable[..., Any],
+    launches: Callable[..., bool] | None = None,
+) -> Any:
+    """Define an operator of ``torch.ops.poolgrad``, without derivatives (see `derivatives`).
+
+    Parameters
+    ----------
+    library : torch.library.Library
+        The library that defines it.
+    name, arguments : str
+        Its name, and the rest of its schema.
+    run : callable
+        The implementation for dense tensors on every device.
+    fake : callable
+        Returns results of the right shapes without data; sizes may be symbolic.
+    batched : callable
+        The batching rule: ``batched(op, info, in_dims, *args)``.
+    launches : callable, optional
+        Whether `run` launches Triton kernels for the same arguments. Then a compiler traces through
+        `run` to the launches, as through a `torch.library.triton_op`, so that inductor can schedule
+        them; except for symbolic sizes, because kernels are chosen by size. It does not trace into
+        all other calls of the operator.
+
+    Returns
+    -------
+    OpOverload
+        The operator.
+    """
+    library.define(name + arguments)
+    op = getattr(torch.ops.poolgrad, name).default
+    names = names_of_tensors(arguments)
+    run = _on_one_device(names, run)
     skip_by_compiler(run)
     for key in _DISPATCH_KEYS:
         library.impl(name, run, key)
-    names = names_of_tensors(str(op._schema))
 
     def refuse(*args: Any) -> None:
-        for name, tensor in zip(names, args, strict=False):
-            dense(name, tensor)
+        for argument, tensor in zip(names, args, strict=False):
+            dense(argument, tensor)
 
     for key in _REFUSED_KEYS:
         library.impl(name, refuse, key)
-
-
-def register(op: Any, run: Callable[..., Any], launches: Callable[..., bool], library: Any) -> None:
-    """Register `run` as the implementation of an operator.
-
-    `launches` returns whether `run` launches Triton kernels for the same arguments. Then a compiler
-    traces through `run` to the launches, as through a `torch.library.triton_op`, so that inductor
-    can schedule them; except for symbolic sizes, because kernels are chosen by size. It does not
-    trace into all other calls of the operator.
-    """
-    implement(op, run, library)
-    if not triton.is_installed():
-        return
+    torch.library.register_fake(op, _on_one_device(names, fake), lib=library)
+    torch.library.register_vmap(op, partial(batched, op), lib=library)
+    if launches is None or not triton.is_installed():
+        return op
 
     def traced(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
         is_whole = is_exported_with_triton() or args[0].device.type != "cuda" or _has_symbols(args)
@@ -65,6 +91,7 @@ def register(op: Any, run: Callable[..., Any], launches: Callable[..., bool], li
             return run(*args, **(kwargs or {}))
 
     torch.library.register_torch_dispatch(op, FunctionalTensorMode, traced, lib=library)
+    return op
 
 
 def names_of_tensors(schema: str) -> list[str]:
@@ -72,7 +99,7 @@ def names_of_tensors(schema: str) -> list[str]:
     return re.findall(r"Tensor (\w+)", schema)
 
 
-def on_one_device(names: list[str], run: Callable[..., Any]) -> Callable[..., Any]:
+def _on_one_device(names: list[str], run: Callable[..., Any]) -> Callable[..., Any]:
     """Return `run` with a check of the devices of its first arguments, the tensors `names`.
 
     The dispatcher chooses one of several devices. If that is ``meta``, the shape function would

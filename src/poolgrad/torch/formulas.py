@@ -14,7 +14,7 @@ from torch import Tensor
 
 from poolgrad import portable
 from poolgrad.interface import Operator
-from poolgrad.torch.arrays import name_of
+from poolgrad.torch.arrays import DTYPES, name_of
 from poolgrad.torch.transposes import TransposableGeometry
 from poolgrad.windows import WindowSpec, lay_out
 
@@ -28,11 +28,12 @@ def define(
 
     def pool(x: Tensor, *learned: Tensor) -> Tensor:
         dtype = name_of(x.dtype)
-        layout = lay_out(spec, tuple(x.shape), channels_last, -1, dtype, dtype)
+        result = operator.result(dtype)
+        layout = lay_out(spec, tuple(x.shape), channels_last, -1, dtype, result)
         theta = learned[0] if learned else None
         geometry = TransposableGeometry(layout, x)
-        y: Tensor = portable.formula(operator, layout, x, theta, options, geometry).to(x.dtype)
-        return y
+        y: Tensor = portable.formula(operator, layout, x, theta, options, geometry)
+        return y.to(DTYPES[result])
 
     return pool
 

@@ -40,7 +40,8 @@ from poolgrad.torch.arrays import (
     spec_of,
     stored,
 )
-from poolgrad.torch.devices import register
+from poolgrad.torch.batching import lead
+from poolgrad.torch.devices import define
 from poolgrad.torch.engines import Engine
 from poolgrad.torch.library import library
 from poolgrad.windows import WindowKind, flatten
@@ -84,25 +85,16 @@ def _define_indices() -> Any:
         ready.kernels.route_indices(routes, indices, placed, threads)
         return indices
 
-    def batched(
-        info: Any, in_dims: tuple[Any, ...], x: Tensor, routes: Tensor, samples: Tensor, *args: Any
-    ) -> Any:
-        if in_dims[2] is not None:
-            samples = samples.movedim(in_dims[2], 0)
-        elif samples.numel():
-            samples = samples.expand(info.batch_size, *samples.shape).contiguous()
-        moved = (x.movedim(in_dims[0], 0), routes.movedim(in_dims[1], 0), samples.contiguous())
-        return op(*moved, *args), 0
+    def batched(op: Any, info: Any, dims: tuple[Any, ...], *args: Any) -> Any:
+        x, routes, samples, *rest = args
+        if dims[2] is not None or samples.numel():  # otherwise there are none
+            samples = lead(samples, dims[2], info.batch_size).contiguous()
+        return op(x.movedim(dims[0], 0), routes.movedim(dims[1], 0), samples, *rest), 0
 
-    LIBRARY.define(
-        "route_indices(Tensor x, Tensor routes, Tensor samples, SymInt[] window, "
-        "bool channels_last) -> Tensor"
+    schema = (
+        "(Tensor x, Tensor routes, Tensor samples, SymInt[] window, bool channels_last) -> Tensor"
     )
-    op = torch.ops.poolgrad.route_indices.default
-    register(op, run, launches, LIBRARY)
-    torch.library.register_fake(op, fake, lib=LIBRARY)
-    torch.library.register_vmap(op, batched, lib=LIBRARY)
-    return op
+    return define(LIBRARY, "route_indices", schema, run, fake, batched, launches)
 
 
 _route_indices = _define_indices()

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from poolgrad import portable
 from poolgrad.dtypes import FLOATS
-from poolgrad.interface import Operator, indexed
+from poolgrad.interface import indexed
+from poolgrad.operators import Prepared
+from poolgrad.torch import formulas
 from poolgrad.torch.adapter import ADAPTERS
-from poolgrad.torch.arrays import DTYPES, name_of, prepare_call, spec_of
-from poolgrad.torch.transposes import TransposableGeometry, linear
-from poolgrad.windows import Layout
+from poolgrad.torch.arrays import name_of, prepare_call, spec_of
+from poolgrad.torch.transposes import linear
 
 
 # The compiler cannot trace into it, but its transformations can.
@@ -35,43 +36,41 @@ def pool_in_graph(
     where = (tuple(x.shape), last, -1, name_of(x.dtype))
     ready = prepare_call(name, spec_of(window), named, *where)
     operator, layout = ready.operator, ready.layout
-    y, routes = _differentiable(operator, layout, x, operand, named)
+    if operator.windowed and not operator.selecting:
+        learned = (operand,) if operator.learned else ()
+        return formulas.define(operator, ready.spec, last, named)(x, *learned)
+    y, routes = _selected(ready, x, operand)
     if not with_indices:
         return y
     if named != indexed(named):
-        _, routes = portable.forward(operator, layout, x, operand, indexed(named))
+        routed = prepare_call(name, ready.spec, indexed(named), *where)
+        _, routes = portable.forward(routed, x, operand)
     return y, portable.indices(layout, routes[0], operand if layout.window.fractional else None)
 
 
-def _differentiable(
-    operator: Operator, layout: Layout, x: Tensor, operand: Any, options: Any
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Compute the output, in differentiable operations, and the residual.
+def _selected(ready: Prepared, x: Tensor, operand: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Compute the output of a selecting operator, in differentiable operations, and the residual.
 
-    The derivative of a selecting operator is the linear map along its routes; where a window has no
-    winner, its output is a constant.
+    The derivative is the linear map along the routes; where a window has no winner, its output is a
+    constant.
     """
-    if operator.windowed and not operator.selecting:
-        theta, geometry = operand if operator.learned else None, TransposableGeometry(layout, x)
-        y: Tensor = portable.formula(operator, layout, x, theta, options, geometry)
-        return y.to(DTYPES[layout.out_dtype]), ()
-    constant, residual = portable.forward(operator, layout, x.detach(), operand, options)
-    if layout.dtype not in FLOATS:
+    constant, residual = portable.forward(ready, x.detach(), operand)
+    if ready.layout.dtype not in FLOATS:
         return constant, residual
     held = () if operand is None else (operand,)
 
     def along(t: Tensor, *constants: Tensor) -> Tensor:
         kept, own = constants[len(held) :], constants[0] if held else None
-        ty: Tensor = portable.jvp(operator, layout, t, own, kept, options)
+        ty: Tensor = portable.jvp(ready, t, own, kept)
         return ty
 
     def back(gy: Tensor, *constants: Tensor) -> Tensor:
         kept, own = constants[len(held) :], constants[0] if held else None
-        gx: Tensor = portable.vjp(operator, layout, gy, None, own, kept, options)[0]
+        gx: Tensor = portable.vjp(ready, gy, None, own, kept)[0]
         return gx
 
     selected = linear(along, back, x, *held, *residual)
-    if not operator.windowed:
+    if not ready.operator.windowed:
         return selected, ()
-    nowhere = portable.without_winner(operator, layout, residual, options)
+    nowhere = portable.without_winner(ready, residual)
     return torch.where(nowhere, constant, selected), residual

@@ -38,7 +38,7 @@ from poolgrad.torch._compat import assert_later
 from poolgrad.torch.arrays import DTYPES, allocate, compact, name_of
 from poolgrad.torch.batching import one_by_one
 from poolgrad.torch.derivatives import differentiable, save
-from poolgrad.torch.devices import implement, names_of_tensors, on_one_device
+from poolgrad.torch.devices import define, names_of_tensors
 from poolgrad.torch.library import library
 
 LIBRARY = library(__name__)
@@ -136,16 +136,10 @@ class _Operator:
         self._names, self._transpose = names_of_tensors(schema), _TRANSPOSES[name]
         self._tensors, self._is_transpose = len(self._names), self._names[0] == "gy"
         self._finds_winners = name == "roi_pool"
-        LIBRARY.define(f"{name}{schema}")
-        self._op = op = getattr(torch.ops.poolgrad, name).default
-        implement(op, on_one_device(self._names, self._run), LIBRARY)
-        fake = on_one_device(self._names, self._without_data)
-        torch.library.register_fake(op, fake, lib=LIBRARY)
-        torch.library.register_vmap(op, self._batched, lib=LIBRARY)
+        op = define(LIBRARY, name, schema, self._run, self._without_data, self._batched)
         self._call = differentiable(
             op,
             LIBRARY,
-            self._tensors,
             run=lambda static, *given: self._run(*given, *static.values),
             flat=lambda static: static.values,
             rebuild=lambda *args: _Values(*args[self._tensors :]),
@@ -211,14 +205,14 @@ class _Operator:
             return OPERATORS["roi_pool_gather"](t, *ctx.saved_tensors), None
         return self(t, *ctx.saved_tensors, *ctx.values)
 
-    def _batched(self, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+    def _batched(self, op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         """Run the operator for each element of a batch of ``torch.func.vmap``.
 
         Where boxes are shared by the batch, its elements are further channels: one call for all.
         """
         size, boxes = info.batch_size, self._tensors - 1
         if in_dims[boxes] is not None or size == 0:
-            made = one_by_one(self._op, size, in_dims[: self._tensors], args)
+            made = one_by_one(op, size, in_dims[: self._tensors], args)
             return made, (0,) * len(made) if isinstance(made, tuple) else 0
         given = list(args)
         for k, d in enumerate(in_dims[:boxes]):
@@ -227,7 +221,7 @@ class _Operator:
         if self._is_transpose:
             images, channels, *plane = args[self._tensors]
             given[self._tensors] = [images, channels * size, *plane]
-        made = self._op(*given)
+        made = op(*given)
         if isinstance(made, tuple):
             return tuple(y.unflatten(1, (size, -1)) for y in made), (1,) * len(made)
         return made.unflatten(1, (size, -1)), 1

@@ -60,6 +60,11 @@ class Axis(NamedTuple):
         return self.kind is WindowKind.ADAPTIVE
 
     @property
+    def fractional(self) -> bool:
+        """Whether random samples determine where the windows begin."""
+        return self.kind is WindowKind.FRACTIONAL
+
+    @property
     def stride_or_bins(self) -> int:
         """The stride, or the number of bins of an adaptive axis: one number for the kernels."""
         return self.origin.outputs if self.adaptive else self.stride
@@ -85,7 +90,7 @@ class Axis(NamedTuple):
 
     def taps(self, output: int) -> list[tuple[int, int]]:
         """Return ``(tap, input)`` for every valid input of one window, in order."""
-        if self.kind is WindowKind.FRACTIONAL:
+        if self.fractional:
             raise ValueError("the positions of fractional windows differ from plane to plane")
         if self.adaptive:
             return list(enumerate(range(*self.bins(output))))
@@ -119,7 +124,7 @@ class Window:
     @property
     def fractional(self) -> bool:
         """Whether random samples determine where the windows begin."""
-        return any(a.kind is WindowKind.FRACTIONAL for a in self.axes)
+        return any(a.fractional for a in self.axes)
 
     @property
     def tap_count(self) -> int:
