@@ -36,13 +36,11 @@ def plain(name: str, value: Any, form: str) -> Array:
     value = in_memory(name, unmasked(name, value))
     try:
         return np.asarray(value)
-    except ValueError as error:  # lists of unequal lengths
-        raise ValueError(f"{name} must be {form}: {error}") from error
-    except (
-        RuntimeError,
-        TypeError,
-    ) as error:  # a tensor that requires a gradient, or is on another device
-        raise TypeError(f"{name} must be {form}: {error}") from error
+    except (RuntimeError, TypeError, ValueError) as error:
+        # A ValueError: lists of unequal lengths. Others: a tensor that requires a gradient, or is
+        # on another device.
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        raise kind(f"{name} must be {form}: {error}") from error
 
 
 # Learned arguments

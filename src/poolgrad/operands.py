@@ -11,7 +11,6 @@ otherwise.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -37,15 +36,15 @@ class Samples(NamedTuple):
     generator: Any
 
 
-class Operand(ABC):
-    """An extra operand.
+class Operand:
+    """An extra operand. The one without a name stands for none.
 
     Attributes
     ----------
     name : str
         Name of the argument in the public functions.
     count : int
-        Number of arrays besides the input: 1, or 0 if there is no operand.
+        Number of arrays besides the input: 1, or 0 without a name.
     has_gradient : bool
         Whether the operand is learned. Then the last residual is the derivative of each output with
         respect to it.
@@ -63,7 +62,6 @@ class Operand(ABC):
         Whether a chunk of the input can be pooled with a part of the operand.
     """
 
-    count: ClassVar[int] = 1
     has_gradient: ClassVar[bool] = False
     is_shared: ClassVar[bool] = False
     is_positional: ClassVar[bool] = False
@@ -72,18 +70,18 @@ class Operand(ABC):
     is_cut: ClassVar[bool] = True
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name, self.count = name, int(bool(name))
 
-    @abstractmethod
     def convert(self, front: FrontEnd, value: Any, x: Any, ready: Any) -> Any:
         """Check the caller's value and convert it to an array of the front end.
 
         `ready`, the prepared call, may be None unless `uses_layout`.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
         """Return dtype and shapes for a kernel, and whether the array is flattened first."""
+        raise NotImplementedError
 
     def kernel_form(self, array: Any, size: int, number: Callable[[Any], Any]) -> Any:
         """Return the operand in the form that an operator's methods take.
@@ -111,19 +109,7 @@ class Operand(ABC):
         return None
 
 
-class _Nothing(Operand):
-    """The operand of operators that have none."""
-
-    count = 0
-
-    def convert(self, front: FrontEnd, value: Any, x: Any, ready: Any) -> Any:
-        return None
-
-    def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
-        raise NotImplementedError
-
-
-NOTHING = _Nothing("")
+NOTHING = Operand("")
 
 
 class Parameter(Operand):
@@ -234,12 +220,12 @@ class Indices(Operand):
 
 
 class SecondInput(Operand):
-    """A second array of the shape of the input, with a gradient, for composed operators."""
+    """A second array of the shape of the input, with a gradient, for composed operators.
+
+    `composition` converts it.
+    """
 
     has_gradient = True
-
-    def convert(self, front: FrontEnd, value: Any, x: Any, ready: Any) -> Any:
-        raise NotImplementedError  # composition.py converts it
 
     def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
         return layout.dtype, [layout.in_shape], False

@@ -11,8 +11,8 @@ from frontend_calls import torch
 
 import poolgrad
 from poolgrad.functional import FUNCTIONS, families
-from poolgrad.functional.declare import Function, functions, window_spec
-from poolgrad.interface import NoOptions, Operator, Request, Selection
+from poolgrad.functional.declare import Function, functions
+from poolgrad.interface import Operator
 from poolgrad.operators import OPERATORS, register
 from poolgrad.operators.selecting import Extreme
 
@@ -51,9 +51,6 @@ class NearestZeroPool(Function, families.Windows):
 
     operator = "nearest_zero"
 
-    def request(self, x: Any, dims: int) -> Request:
-        return self._request(x, window_spec(self, dims), Selection())
-
 
 class ContraharmonicPool(Function, families.Windows):
     """Mean of every window of {axes}, weighted with its inputs.
@@ -62,9 +59,6 @@ class ContraharmonicPool(Function, families.Windows):
     """
 
     operator = "contraharmonic"
-
-    def request(self, x: Any, dims: int) -> Request:
-        return self._request(x, window_spec(self, dims), NoOptions())
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -429,8 +429,10 @@ def test_samples_stay_below_one() -> None:
     generator = Generator(np.random.PCG64())
     x = np.tile(np.arange(6.0, dtype=np.float16), (1, 6, 1))
     y = reference.fractional_max_pool2d(x, 1, 4, generator=generator)
-    zero = reference.fractional_max_pool2d(x, 1, 4, _random_samples=[[[0, 0]]])
-    np.testing.assert_array_equal(y, zero)
+    below = np.full((1, 1, 2), 1 - 2.0**-11)
+    last = reference.fractional_max_pool2d(x, 1, 4, _random_samples=below)
+    np.testing.assert_array_equal(y, last)
+    np.testing.assert_array_equal(y, poolgrad.fractional_max_pool2d(x, 1, 4, generator=generator))
 
 
 @pytest.mark.parametrize("samples", [np.zeros((2, 3, 3)), np.zeros((2, 2)), np.ones((2, 3, 2))])

@@ -16,7 +16,6 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.layers import ArrayBlockIdDep
 from numpy.typing import NDArray
 
-from poolgrad import arguments
 from poolgrad.buffers import dtype_named, readable
 
 Array = NDArray[Any]
@@ -85,22 +84,6 @@ def without_empty_chunks(array: Any) -> Any:
     if all(all(along) or len(along) == 1 for along in array.chunks):
         return array
     return array.rechunk(tuple(tuple(filter(None, along)) or (0,) for along in array.chunks))
-
-
-def cotangent(gy: Any, shape: Position, dtype: str) -> Any:
-    """Return a cotangent in the dtype of the output.
-
-    Raises
-    ------
-    TypeError, ValueError
-        See `arguments.check_cotangent`.
-    """
-    kind = dtype_named(dtype)
-    if not isinstance(gy, da.Array):
-        return da.asarray(arguments.cotangent(gy, kind, shape)).reshape(shape)
-    given = asarray("gy", gy)
-    arguments.check_cotangent(gy, given.dtype, given.shape, shape)
-    return given.astype(kind).reshape(shape)
 
 
 def shape_at(chunks: Chunks, position: Position) -> Position:

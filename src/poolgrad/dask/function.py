@@ -24,13 +24,12 @@ from poolgrad.dask.arrays import (
     Chunks,
     Range,
     asarray,
-    cotangent,
     gather,
     map_chunks,
     spans,
     without_empty_chunks,
 )
-from poolgrad.dask.segments import Segment, segment_reading, segments, whole
+from poolgrad.dask.segments import Segment, segment_reading, segments
 from poolgrad.frontend import FrontEnd
 from poolgrad.interface import Buffer, Operator, Request, indexed, unpacked
 from poolgrad.numpy import FRONT_END as NUMPY
@@ -87,7 +86,13 @@ class DaskFrontEnd(FrontEnd):
         return x
 
     def cotangent(self, gy: Any, dtype: str, shape: tuple[int, ...], full: tuple[int, ...]) -> Any:
-        return without_empty_chunks(cotangent(gy, shape, dtype).reshape(full))
+        kind = dtype_named(dtype)
+        if isinstance(gy, da.Array):
+            given = asarray("gy", gy)
+            arguments.check_cotangent(gy, given.dtype, given.shape, shape)
+        else:
+            given = da.asarray(arguments.cotangent(gy, kind, shape))
+        return without_empty_chunks(given.astype(kind).reshape(full))
 
 
 def _without_memory(x: Any) -> np.ndarray:
@@ -123,20 +128,16 @@ class DaskCall(Call):
         self.layout = self.ready.layout
         self._gradient_chunks: Chunks = x.chunks
         axes = dict(zip(self.layout.pooled, self.layout.window.axes, strict=True))
+        if not self.operator.windowed:  # unpooling: an index may be anywhere in its plane
+            x = x.rechunk(dict.fromkeys(axes, -1))
+        self.array = x
         # By pooled axis: the windows of each chunk of the output, and those that read each chunk
         # of the input.
-        self._segments: Mapping[int, Sequence[Segment]]
-        self._reading: Mapping[int, Sequence[Segment | None]]
-        if self.operator.windowed:
-            self._segments = {a: segments(axis, x.chunks[a]) for a, axis in axes.items()}
-            self._reading = {
-                a: [segment_reading(axis, *chunk) for chunk in spans(x.chunks[a])]
-                for a, axis in axes.items()
-            }
-        else:  # unpooling: an index may be anywhere in its plane
-            x = x.rechunk(dict.fromkeys(axes, -1))
-            self._reading = self._segments = {a: [whole(axis)] for a, axis in axes.items()}
-        self.array = x
+        self._segments = {a: segments(axis, x.chunks[a]) for a, axis in axes.items()}
+        self._reading = {
+            a: [segment_reading(axis, *chunk) for chunk in spans(x.chunks[a])]
+            for a, axis in axes.items()
+        }
         self._chunks: Chunks = tuple(
             tuple(s.out for s in self._segments[a]) if a in axes else c
             for a, c in enumerate(x.chunks)
@@ -173,9 +174,9 @@ class DaskCall(Call):
         if self.local.return_indices:
             more = (self.ready.per_output("int64"),)
         x = gather(self.array, _ranges("inputs", self._segments))
-        task = tasks.forward_with_residual if residual and more else tasks.forward
         dtype = object if more else dtype_named(self.layout.out_dtype)
-        results = self._map(task, self._chunks, dtype, x, segments=self._segments)
+        how = {"segments": self._segments, "keep": residual and bool(more)}
+        results = self._map(tasks.forward, self._chunks, dtype, x, **how)
         if not more:
             return [results]
         buffers = enumerate((self.ready.output, *more))

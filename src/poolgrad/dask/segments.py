@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from poolgrad.windows import Axis, AxisSlice
+from poolgrad.windows import Axis
 
 
 class Segment(NamedTuple):
@@ -14,13 +15,13 @@ class Segment(NamedTuple):
     ----------
     outputs, inputs : tuple of (start, stop)
         The windows, and the inputs that they contain.
-    part : AxisSlice
-        The windows as a slice of the axis.
+    axis : Axis
+        The windows, as windows of these inputs.
     """
 
     outputs: tuple[int, int]
     inputs: tuple[int, int]
-    part: AxisSlice
+    axis: Axis
 
     @property
     def out(self) -> int:
@@ -30,7 +31,7 @@ class Segment(NamedTuple):
     @property
     def size(self) -> int:
         """Number of inputs of the whole axis."""
-        return self.inputs[1] + self.part.after
+        return self.axis.origin.inputs
 
 
 def _window_range(axis: Axis, output: int) -> tuple[int, int]:
@@ -43,40 +44,28 @@ def _window_range(axis: Axis, output: int) -> tuple[int, int]:
 
 def segment(axis: Axis, first: int, stop: int) -> Segment:
     """Return a segment of windows, of which at least one contains an input."""
-    begin, end = (
-        max(_window_range(axis, first)[0], 0),
-        min(_window_range(axis, stop - 1)[1], axis.size),
-    )
-    part = AxisSlice(first, stop - first, begin, axis.size - end)
-    return Segment((first, stop), (begin, end), part)
-
-
-def whole(axis: Axis) -> Segment:
-    """Return all windows of an axis as a segment."""
-    return Segment((0, axis.out), (0, axis.size), AxisSlice(0, axis.out, 0, 0))
+    begin = max(_window_range(axis, first)[0], 0)
+    end = min(_window_range(axis, stop - 1)[1], axis.size)
+    outputs, inputs = (first, stop), (begin, end)
+    return Segment(outputs, inputs, axis.sliced(outputs, inputs))
 
 
 def segments(axis: Axis, chunks: tuple[int, ...]) -> list[Segment]:
-    """Return the segments of an axis: for each chunk the windows that begin in it."""
-    bounds, end = [], 0
-    for chunk in chunks:
-        end += chunk
-        # the first window that begins after this chunk
-        bounds.append(_first_beyond(axis, end))
-    bounds[-1] = axis.out
-    found: list[Segment] = []
-    first = 0
-    for stop in bounds:
-        if stop <= first or not _holds_input(axis, first, stop):
-            continue
-        found.append(segment(axis, first, stop))
-        first = stop
-    if not found:  # padding only
-        return [whole(axis)]
-    if first < axis.out:  # windows of padding only belong to the last segment
-        last = found.pop()
-        found.append(segment(axis, last.outputs[0], axis.out))
-    return found
+    """Return the segments of an axis: for each chunk the windows that begin in it.
+
+    Windows of padding only belong to another segment. If there are no others, the whole axis is one
+    segment.
+    """
+    bounds = [0]
+    for end in accumulate(chunks[:-1]):
+        stop = _first_beyond(axis, end)
+        if _holds_input(axis, bounds[-1], stop):
+            bounds.append(stop)
+    if not _holds_input(axis, bounds[-1], axis.out):
+        bounds.pop()
+    if not bounds:
+        return [Segment((0, axis.out), (0, axis.size), axis)]
+    return [segment(axis, *outputs) for outputs in pairwise([*bounds, axis.out])]
 
 
 def _first_beyond(axis: Axis, position: int) -> int:
@@ -86,7 +75,12 @@ def _first_beyond(axis: Axis, position: int) -> int:
 
 
 def _holds_input(axis: Axis, first: int, stop: int) -> bool:
-    return _window_range(axis, first)[0] < axis.size and _window_range(axis, stop - 1)[1] > 0
+    """Whether there are windows from `first` to `stop`, and one of them contains an input."""
+    return (
+        first < stop
+        and _window_range(axis, first)[0] < axis.size
+        and _window_range(axis, stop - 1)[1] > 0
+    )
 
 
 def segment_reading(axis: Axis, start: int, stop: int) -> Segment | None:

@@ -21,31 +21,21 @@ Segments = Mapping[int, Sequence[Segment]]  # by pooled axis, one for each chunk
 
 
 def forward(
-    position: Position, x: Array, *operands: Array, request: Request, segments: Segments
+    position: Position, x: Array, *operands: Array, request: Request, segments: Segments, keep: bool
 ) -> Any:
-    """Compute the output of segments and, if requested, the indices."""
+    """Compute the output of segments and, if requested, the residual or the indices."""
     here = [along[position[a]] for a, along in segments.items()]
-    result = FRONT_END.perform(_local(request, x, here, operands))
-    if not request.return_indices:
-        return result
-    y, indices = result
-    return y, _global(indices, here)
-
-
-def forward_with_residual(
-    position: Position, x: Array, *operands: Array, request: Request, segments: Segments
-) -> tuple[Array, ...]:
-    """Compute the output and the residual of segments."""
-    here = [along[position[a]] for a, along in segments.items()]
-    y, residual = FRONT_END.forward(FRONT_END.call(_local(request, x, here, operands)), keep=True)
-    return y, *residual
+    local = _local(request, x, here, operands)
+    if keep:
+        y, residual = FRONT_END.forward(FRONT_END.call(local), keep=True)
+        return y, *residual
+    result = FRONT_END.perform(local)
+    return (result[0], _global(result[1], here)) if request.return_indices else result
 
 
 def _local(request: Request, x: Array, here: Sequence[Segment], operands: Any) -> Request:
     """Return the request of segments; operands that are cut into chunks replace its own."""
-    spec = request.spec
-    if OPERATORS[request.operator].windowed:
-        spec = spec._replace(slices=tuple(s.part for s in here))
+    spec = request.spec._replace(slices=tuple(s.axis for s in here))
     return replace(request, x=x, spec=spec, operands=operands or request.operands)
 
 

@@ -19,11 +19,6 @@ from poolgrad.functional.selecting import *  # noqa: F403 - the names are listed
 from poolgrad.functional.weighted import *  # noqa: F403
 from poolgrad.functional.bins import *  # noqa: F403
 from poolgrad.functional.unpool import *  # noqa: F403
-from poolgrad.functional import bins, selecting, unpool, weighted
 # isort: on
 
-__all__: list[str] = []
-__all__ += selecting.__all__
-__all__ += weighted.__all__
-__all__ += bins.__all__
-__all__ += unpool.__all__
+__all__ = list(FUNCTIONS)

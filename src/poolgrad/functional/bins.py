@@ -18,12 +18,8 @@ from poolgrad.functional.declare import (
     selecting_functions,
 )
 from poolgrad.functional.inputs import pooled_sizes, shape_of
-from poolgrad.functional.selecting import selection
-from poolgrad.interface import Averaging, NoOptions, PowerMean, Request
 from poolgrad.operands import Samples
-from poolgrad.windows import adaptive, axis_names, brief, flag, fractional, whole
-
-__all__: list[str] = []
+from poolgrad.windows import WindowSpec, adaptive, axis_names, brief, fractional, whole
 
 
 class _AdaptiveMaxPool(Function, families.AdaptiveSelecting, Generic[Flag]):
@@ -59,11 +55,9 @@ class _AdaptiveMaxPool(Function, families.AdaptiveSelecting, Generic[Flag]):
     operator = "max"
     return_indices: Flag = False  # type: ignore[assignment]
 
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        spec = adaptive(dims, self.output_size)
-        indices = flag("return_indices", self.return_indices)
-        return self._request(x, spec, selection(self.ties, self.routes), return_indices=indices)
+    def windows(self, x: Any, dims: int, channels_last: bool) -> WindowSpec:
+        """Return the bins."""
+        return adaptive(dims, self.output_size)
 
 
 class _AdaptiveAvgPool(Function, families.Adaptive):
@@ -97,28 +91,26 @@ class _AdaptiveAvgPool(Function, families.Adaptive):
 
     operator = "avg"
 
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        return self._request(x, adaptive(dims, self.output_size), Averaging())
+    def windows(self, x: Any, dims: int, channels_last: bool) -> WindowSpec:
+        """Return the bins."""
+        return adaptive(dims, self.output_size)
 
 
 class _Global(Function, families.Global):
     """Declares a function that pools every axis but batch and channels."""
 
-    def _global(self, x: Any, dims: int, options: Any, *operands: Any, **more: Any) -> Request:
-        """Return the request of a call with these options."""
-        last, keep = flag("channels_last", self.channels_last), flag("keepdims", self.keepdims)
+    def windows(self, x: Any, dims: int, channels_last: bool) -> WindowSpec:
+        """Return a window over all pooled axes."""
         if dims:
-            return self._request(x, whole(dims), options, *operands, keepdims=keep, **more)
+            return whole(dims)
         rank = len(shape_of(x))
-        if not (3 <= rank <= 5 or (rank == 2 and not last)):
-            plane = "" if last else "two (height, width) or "
+        if not (3 <= rank <= 5 or (rank == 2 and not channels_last)):
+            plane = "" if channels_last else "two (height, width) or "
             raise ValueError(
                 f"x must have {plane}three to five axes (batch, channels and those that are "
                 f"pooled) for global_{self.operator}_pool, got shape {shape_of(x)}"
             )
-        spec = whole(rank - 2 or 2)  # an array of two axes is one plane
-        return self._request(x, spec, options, *operands, keepdims=keep, **more)
+        return whole(rank - 2 or 2)  # an array of two axes is one plane
 
 
 class _GlobalMaxPool(_Global, families.GlobalSelecting, Generic[Flag]):
@@ -148,11 +140,6 @@ class _GlobalMaxPool(_Global, families.GlobalSelecting, Generic[Flag]):
     operator = "max"
     _: KW_ONLY
     return_indices: Flag = False  # type: ignore[assignment]
-
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        indices = flag("return_indices", self.return_indices)
-        return self._global(x, dims, selection(self.ties, self.routes), return_indices=indices)
 
 
 class _GlobalAvgPool(_Global):
@@ -184,10 +171,6 @@ class _GlobalAvgPool(_Global):
 
     operator = "avg"
 
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        return self._global(x, dims, Averaging())
-
 
 class _GlobalLPPool(RealFunction, _Global, families.GlobalPower):
     """p-norm over {axes}: ``sum(|x|**p) ** (1 / p)``.
@@ -216,10 +199,6 @@ class _GlobalLPPool(RealFunction, _Global, families.GlobalPower):
     """
 
     operator = "lp"
-
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        return self._global(x, dims, PowerMean(flag("mean", self.mean)), self.norm_type)
 
 
 class _GlobalLogMeanExpPool(RealFunction, _Global, families.GlobalLogMeanExp):
@@ -250,21 +229,14 @@ class _GlobalLogMeanExpPool(RealFunction, _Global, families.GlobalLogMeanExp):
 
     operator = "log_mean_exp"
 
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        return self._global(x, dims, NoOptions(), self.r)
-
 
 def _ratios(dims: int, output_ratio: Any) -> tuple[float, ...]:
     given = tuple(output_ratio) if isinstance(output_ratio, list | tuple) else (output_ratio,)
+    words = f"output_ratio must be a number or {dims} of them, got {brief(output_ratio)}"
     if any(isinstance(r, bool) or not isinstance(r, Real) for r in given):
-        raise TypeError(
-            f"output_ratio must be a number or {dims} of them, got {brief(output_ratio)}"
-        )
+        raise TypeError(words)
     if len(given) not in (1, dims):
-        raise ValueError(
-            f"output_ratio must be a number or {dims} of them, got {brief(output_ratio)}"
-        )
+        raise ValueError(words)
     if not all(0 < r < 1 for r in given):
         raise ValueError(f"output_ratio must lie between 0 and 1, got {brief(output_ratio)}")
     return tuple(float(r) for r in given) * (dims // len(given))
@@ -320,10 +292,8 @@ class _FractionalMaxPool(Function, families.RandomSamples, families.Fractional, 
     operator = "fractional_max"
     return_indices: Flag = False  # type: ignore[assignment]
 
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        indices = flag("return_indices", self.return_indices)
-        last = flag("channels_last", self.channels_last)
+    def windows(self, x: Any, dims: int, channels_last: bool) -> WindowSpec:
+        """Return the windows, whose number `output_size` or `output_ratio` determines."""
         output_size = self.output_size
         if (output_size is None) == (self.output_ratio is None):
             raise ValueError(
@@ -331,17 +301,18 @@ class _FractionalMaxPool(Function, families.RandomSamples, families.Fractional, 
                 f"got {brief(output_size)} and {brief(self.output_ratio)}"
             )
         if self.output_ratio is not None:
-            output_size = _sizes_of_ratio(pooled_sizes(x, dims, last), self.output_ratio)
-        spec = fractional(dims, self.kernel_size, output_size)
-        options = selection(self.ties, self.routes)
-        samples = Samples(self._random_samples, self.generator)
-        return self._request(x, spec, options, samples, return_indices=indices)
+            output_size = _sizes_of_ratio(pooled_sizes(x, dims, channels_last), self.output_ratio)
+        return fractional(dims, self.kernel_size, output_size)
+
+    def operands(self) -> tuple[Any, ...]:
+        """Return the random samples, or their source."""
+        return (Samples(self._random_samples, self.generator),)
 
 
 adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = selecting_functions(
     "adaptive_max_pool", _AdaptiveMaxPool[No], _AdaptiveMaxPool[Yes], _AdaptiveMaxPool[bool]
 )
-__all__ += ["adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"]
+__all__ = ["adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"]
 adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = mean_functions(
     "adaptive_avg_pool", _AdaptiveAvgPool
 )

@@ -26,10 +26,11 @@ from typing import (
 from poolgrad.call_cache import LOOKUPS, CallCache
 from poolgrad.frontend import front_end
 from poolgrad.functional.docstrings import of_function
-from poolgrad.functional.families import Arguments, Windows, signature_of
+from poolgrad.functional.families import Arguments, signature_of
 from poolgrad.functional.inputs import dimensions, is_proxy, recorded
 from poolgrad.interface import Request
-from poolgrad.windows import WindowSpec, fixed, flag
+from poolgrad.operators import OPERATORS
+from poolgrad.windows import WindowSpec, brief, fixed, flag
 
 if TYPE_CHECKING:
     import numpy as np
@@ -140,13 +141,29 @@ class Function(Arguments):
         dims : int
             Number of pooled axes; 0 stands for every axis but batch and channels.
         """
-        raise NotImplementedError
-
-    def _request(
-        self, x: Any, spec: WindowSpec, options: Any, *operands: Any, **more: Any
-    ) -> Request:
         last = flag("channels_last", self.channels_last)
-        return Request(self.operator, x, spec, options, operands, last, out=self.out, **more)
+        spec = self.windows(x, dims, last)
+        keepdims = flag("keepdims", getattr(self, "keepdims", True))
+        indices = flag("return_indices", getattr(self, "return_indices", False))
+        operands = self.operands() if OPERATORS[self.operator].operand.count else ()
+        return Request(
+            self.operator, x, spec, self.options(), operands, last, keepdims, indices, self.out
+        )
+
+    def windows(self: Any, x: Any, dims: int, channels_last: bool) -> WindowSpec:
+        """Return the windows: by default those of the arguments of `families.Windows`."""
+        sizes = self.kernel_size, self.stride, self.padding, self.dilation
+        return fixed(dims, *sizes, self.ceil_mode)
+
+    def options(self) -> Any:
+        """Return the options of the operator: the arguments of the same names, or the defaults."""
+        kind = OPERATORS[self.operator].options
+        defaults = kind._field_defaults.items()
+        return kind(*(_option(n, getattr(self, n, usual), usual) for n, usual in defaults))
+
+    def operands(self) -> tuple[Any, ...]:
+        """Return the extra operand of the operator: the argument of its name."""
+        return (getattr(self, OPERATORS[self.operator].operand.name),)
 
 
 class RealFunction(Function):
@@ -159,10 +176,11 @@ class RealFunction(Function):
     """
 
 
-def window_spec(given: Windows, dims: int) -> WindowSpec:
-    """Return the windows that these arguments specify."""
-    sizes = given.kernel_size, given.stride, given.padding, given.dilation
-    return fixed(dims, *sizes, given.ceil_mode)
+def _option(name: str, value: Any, usual: Any) -> Any:
+    """Return the value of an option, checked: it must have the type of its default."""
+    if isinstance(usual, str) and not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, got {brief(value)}")
+    return flag(name, value) if isinstance(usual, bool) else value
 
 
 # Errors of arguments
@@ -216,8 +234,8 @@ def bind(
 
 
 def named(
-    function: Callable[..., R], name: str, known: Signature | None = None
-) -> Callable[..., R]:
+    function: Callable[P, R], name: str = "", known: Signature | None = None
+) -> Callable[P, R]:
     """Return the function with the errors of `bind` for arguments that its signature lacks.
 
     Parameters
@@ -225,18 +243,18 @@ def named(
     function : callable
         The function.
     name : str
-        Its name in errors.
+        Its name in errors, if it is not ``function.__name__``.
     known : Signature, optional
         Its signature, if the function only passes arguments on.
     """
     takes = known or signature(function)
 
     @wraps(function)
-    def called(*args: Any, **kwargs: Any) -> R:
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
         except TypeError:  # Python's own message would name another function
-            bind(name, takes, args, kwargs)
+            bind(name or function.__name__, takes, args, kwargs)
             raise
 
     called.__signature__ = takes  # type: ignore[attr-defined]

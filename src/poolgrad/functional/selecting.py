@@ -6,31 +6,9 @@ from dataclasses import KW_ONLY, replace
 from typing import Any, Generic
 
 from poolgrad.functional import families
-from poolgrad.functional.declare import (
-    Flag,
-    Function,
-    No,
-    RealFunction,
-    Yes,
-    selecting_functions,
-    window_spec,
-)
-from poolgrad.interface import NoOptions, Request, Routing, Selection
-from poolgrad.windows import Ints, brief, flag
-
-__all__: list[str] = []
-
-
-def checked_string(name: str, value: object) -> str:
-    """Return the value of a string option, checked."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, got {brief(value)}")
-    return value
-
-
-def selection(ties: object, routes: object) -> Selection:
-    """Return the options of a selecting operator, checked."""
-    return Selection(checked_string("ties", ties), checked_string("routes", routes))
+from poolgrad.functional.declare import Flag, Function, No, RealFunction, Yes, selecting_functions
+from poolgrad.interface import NoOptions, Request
+from poolgrad.windows import Ints, flag
 
 
 class _Selecting(Function, families.Selecting, Generic[Flag]):
@@ -38,12 +16,6 @@ class _Selecting(Function, families.Selecting, Generic[Flag]):
 
     _: KW_ONLY
     return_indices: Flag = False  # type: ignore[assignment]
-
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        spec = window_spec(self, dims)
-        indices = flag("return_indices", self.return_indices)
-        return self._request(x, spec, selection(self.ties, self.routes), return_indices=indices)
 
 
 class _MaxPool(_Selecting[Flag]):
@@ -229,21 +201,19 @@ class _StochasticPool(RealFunction, families.Drawn, families.Stochastic, Generic
     return_indices: Flag = False  # type: ignore[assignment]
 
     def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        spec = window_spec(self, dims)
-        indices = flag("return_indices", self.return_indices)
-        kept = Routing(checked_string("routes", self.routes))
+        """Return the request of a draw or, without training, of the expected value."""
+        request = super().request(x, dims)
         if flag("training", self.training):
-            return self._request(x, spec, kept, self.generator, return_indices=indices)
-        if indices:
+            return request
+        if request.return_indices:
             raise ValueError("return_indices=True needs training=True: a mean has no winners")
-        return replace(self._request(x, spec, NoOptions()), operator="expected")
+        return replace(request, operator="expected", options=NoOptions(), operands=())
 
 
 max_pool1d, max_pool2d, max_pool3d = selecting_functions(
     "max_pool", _MaxPool[No], _MaxPool[Yes], _MaxPool[bool]
 )
-__all__ += ["max_pool1d", "max_pool2d", "max_pool3d"]
+__all__ = ["max_pool1d", "max_pool2d", "max_pool3d"]
 relu_max_pool1d, relu_max_pool2d, relu_max_pool3d = selecting_functions(
     "relu_max_pool", _ReLUMaxPool[No], _ReLUMaxPool[Yes], _ReLUMaxPool[bool]
 )

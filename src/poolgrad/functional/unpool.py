@@ -7,52 +7,7 @@ from typing import Any
 from poolgrad.functional import families
 from poolgrad.functional.declare import Function, functions
 from poolgrad.functional.inputs import pooled_sizes, shape_of
-from poolgrad.interface import NoOptions, Request
-from poolgrad.windows import Ints, adaptive, axis_names, brief, fixed, flag, per_axis
-
-__all__: list[str] = []
-
-
-def _output_sizes(
-    dims: int,
-    x: Any,
-    kernel_size: Ints,
-    stride: Ints | None,
-    padding: Ints,
-    output_size: Any,
-    channels_last: bool,
-) -> tuple[int, ...]:
-    """Return the sizes of the pooled axes of the output, as PyTorch computes them.
-
-    Inputs of several sizes are pooled to the same size; `output_size` selects one of them.
-    """
-    pads = per_axis("padding", padding, dims)  # not every form that `fixed` takes
-    spec = fixed(dims, kernel_size, stride, padding)
-    strides = spec.stride
-    sizes = pooled_sizes(x, dims, channels_last)
-    numbers = zip(sizes, spec.kernel_size, strides, pads, strict=True)
-    default = tuple((n - 1) * stride - 2 * pad + kernel for n, kernel, stride, pad in numbers)
-    if output_size is None:
-        if min(default) < 1:
-            raise ValueError(
-                f"kernel_size {brief(kernel_size)} with padding {brief(padding)} would give an "
-                f"output of {default} from an input of {sizes}"
-            )
-        return default
-    rank = len(shape_of(x))
-    if isinstance(output_size, list | tuple) and len(output_size) == rank:  # of all axes
-        first = rank - dims - channels_last
-        wanted = per_axis("output_size", output_size[first : first + dims], dims)
-    else:
-        wanted = per_axis("output_size", output_size, dims)
-    for name, n, step, out in zip(axis_names(dims), default, strides, wanted, strict=True):
-        least = max(n - step + 1, 1)
-        if not least <= out < n + step:
-            raise ValueError(
-                f"output_size along the {name} must be from {least} to {n + step - 1}, "
-                f"got {brief(output_size)}"
-            )
-    return wanted
+from poolgrad.windows import WindowSpec, adaptive, axis_names, brief, fixed, per_axis
 
 
 class _MaxUnpool(Function, families.UnpoolOutput, families.Unpool, families.Indices):
@@ -86,13 +41,38 @@ class _MaxUnpool(Function, families.UnpoolOutput, families.Unpool, families.Indi
 
     operator = "max_unpool"
 
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        last = flag("channels_last", self.channels_last)
-        windows = self.kernel_size, self.stride, self.padding
-        sizes = _output_sizes(dims, x, *windows, self.output_size, last)
-        return self._request(x, adaptive(dims, sizes), NoOptions(), self.indices)
+    def windows(self, x: Any, dims: int, channels_last: bool) -> WindowSpec:
+        """Return one bin for each output, whose sizes are computed as PyTorch computes them.
+
+        Inputs of several sizes are pooled to the same size; `output_size` selects one of them.
+        """
+        padding, given = self.padding, self.output_size
+        pads = per_axis("padding", padding, dims)  # not every form that `fixed` takes
+        spec = fixed(dims, self.kernel_size, self.stride, padding)
+        sizes = pooled_sizes(x, dims, channels_last)
+        numbers = zip(sizes, spec.kernel_size, spec.stride, pads, strict=True)
+        default = tuple((n - 1) * step - 2 * pad + kernel for n, kernel, step, pad in numbers)
+        if given is None:
+            if min(default) < 1:
+                raise ValueError(
+                    f"kernel_size {brief(self.kernel_size)} with padding {brief(padding)} would "
+                    f"give an output of {default} from an input of {sizes}"
+                )
+            return adaptive(dims, default)
+        rank = len(shape_of(x))
+        if isinstance(given, list | tuple) and len(given) == rank:  # of all axes
+            first = rank - dims - channels_last
+            given = given[first : first + dims]
+        wanted = per_axis("output_size", given, dims)
+        for name, n, step, out in zip(axis_names(dims), default, spec.stride, wanted, strict=True):
+            least = max(n - step + 1, 1)
+            if not least <= out < n + step:
+                raise ValueError(
+                    f"output_size along the {name} must be from {least} to {n + step - 1}, "
+                    f"got {brief(self.output_size)}"
+                )
+        return adaptive(dims, wanted)
 
 
 max_unpool1d, max_unpool2d, max_unpool3d = functions("max_unpool", _MaxUnpool)
-__all__ += ["max_unpool1d", "max_unpool2d", "max_unpool3d"]
+__all__ = ["max_unpool1d", "max_unpool2d", "max_unpool3d"]

@@ -5,17 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from poolgrad.functional import families
-from poolgrad.functional.declare import (
-    Function,
-    RealFunction,
-    functions,
-    mean_functions,
-    window_spec,
-)
-from poolgrad.interface import Averaging, Mixing, NoOptions, PowerMean, Request
-from poolgrad.windows import brief, flag
-
-__all__: list[str] = []
+from poolgrad.functional.declare import Function, RealFunction, functions, mean_functions
+from poolgrad.windows import brief
 
 _DIVISOR_LIMIT = 2**63
 
@@ -70,11 +61,9 @@ class _AvgPool(Function, families.Average):
 
     operator = "avg"
 
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        spec = window_spec(self, dims)
-        counted = flag("count_include_pad", self.count_include_pad)
-        return self._request(x, spec, Averaging(counted, divisor(self.divisor_override)))
+    def options(self) -> Any:
+        """Return the options of the operator."""
+        return super().options()._replace(divisor=divisor(self.divisor_override))
 
 
 class _LPPool(RealFunction, families.Power):
@@ -113,11 +102,6 @@ class _LPPool(RealFunction, families.Power):
 
     operator = "lp"
 
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        options = PowerMean(flag("mean", self.mean))
-        return self._request(x, window_spec(self, dims), options, self.norm_type)
-
 
 class _LogMeanExpPool(RealFunction, families.LogMeanExp):
     """Log-mean-exp of every window of {axes}: ``log(mean(exp(r * x))) / r``.
@@ -151,10 +135,6 @@ class _LogMeanExpPool(RealFunction, families.LogMeanExp):
 
     operator = "log_mean_exp"
 
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        return self._request(x, window_spec(self, dims), NoOptions(), self.r)
-
 
 class _SoftPool(RealFunction, families.Windows):
     """Softmax-weighted mean of every window of {axes}: ``sum(exp(x) * x) / sum(exp(x))``.
@@ -185,10 +165,6 @@ class _SoftPool(RealFunction, families.Windows):
     """
 
     operator = "soft"
-
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        return self._request(x, window_spec(self, dims), NoOptions())
 
 
 class _MixedPool(RealFunction, families.Mixed):
@@ -222,11 +198,6 @@ class _MixedPool(RealFunction, families.Mixed):
 
     operator = "mixed"
 
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        options = Mixing(flag("count_include_pad", self.count_include_pad))
-        return self._request(x, window_spec(self, dims), options, self.alpha)
-
 
 class _RangePool(RealFunction, families.Windows):
     """Largest minus smallest input of every window of {axes}: the morphological gradient.
@@ -258,10 +229,6 @@ class _RangePool(RealFunction, families.Windows):
     """
 
     operator = "range"
-
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        return self._request(x, window_spec(self, dims), NoOptions())
 
 
 class _LipPool(RealFunction, families.Windows, families.Logits):
@@ -297,13 +264,9 @@ class _LipPool(RealFunction, families.Windows, families.Logits):
 
     operator = "lip"
 
-    def request(self, x: Any, dims: int) -> Request:
-        """Return the request of a call."""
-        return self._request(x, window_spec(self, dims), NoOptions(), self.logits)
-
 
 avg_pool1d, avg_pool2d, avg_pool3d = mean_functions("avg_pool", _AvgPool)
-__all__ += ["avg_pool1d", "avg_pool2d", "avg_pool3d"]
+__all__ = ["avg_pool1d", "avg_pool2d", "avg_pool3d"]
 lp_pool1d, lp_pool2d, lp_pool3d = functions("lp_pool", _LPPool)
 __all__ += ["lp_pool1d", "lp_pool2d", "lp_pool3d"]
 log_mean_exp_pool1d, log_mean_exp_pool2d, log_mean_exp_pool3d = functions(

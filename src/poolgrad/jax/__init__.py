@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 try:
     from jax import Array
@@ -57,7 +57,6 @@ else:
 
 
 Padding = str | Sequence[tuple[int, int]]
-P = ParamSpec("P")
 
 
 def _pool(
@@ -80,12 +79,7 @@ def _pool(
     return result
 
 
-def _named(function: Callable[P, Array]) -> Callable[P, Array]:
-    """Return the function with errors that suggest the name of a misspelt argument."""
-    return named(function, function.__name__)
-
-
-@_named
+@named
 def max_pool(
     inputs: Any,
     window_shape: Sequence[int],
@@ -131,7 +125,7 @@ def max_pool(
     return _pool("max", inputs, window_shape, strides, padding)
 
 
-@_named
+@named
 def min_pool(
     inputs: Any,
     window_shape: Sequence[int],
@@ -170,7 +164,7 @@ def min_pool(
     return _pool("min", inputs, window_shape, strides, padding)
 
 
-@_named
+@named
 def avg_pool(
     inputs: Any,
     window_shape: Sequence[int],

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from poolgrad import functional
-from poolgrad.dtypes import FLOATS
+from poolgrad.numpy import FRONT_END as NUMPY
 from poolgrad.reference.operators import OPERATORS, Array, Inside, Pooled
 from poolgrad.reference.regions import VJPS, RegionPullback, roi_align, roi_pool
 from poolgrad.reference.windows import Pullback
@@ -44,10 +44,7 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Arr
         return of_regions(x, *args, **kwargs)
     request = fun.describe(x, *args, **kwargs)  # type: ignore[attr-defined]
     pullback = Pullback(request)
-    if np.asarray(x).dtype.name not in FLOATS:
-        raise TypeError(
-            f"x must be of a floating dtype to have a gradient, got {np.asarray(x).dtype}"
-        )
+    NUMPY.require_gradient(np.asarray(x))
     return pullback.y, pullback
 
 
@@ -57,8 +54,8 @@ def _slow(name: str, fast: Any) -> Callable[..., Any]:
         pullback = Pullback(request)
         y = pullback.y
         if request.out is not None:
-            np.copyto(request.out, y)
             y = request.out
+            np.copyto(y, pullback.y)
         return (y, pullback.indices) if request.return_indices else y
 
     pool.__name__ = pool.__qualname__ = name

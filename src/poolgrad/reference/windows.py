@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from poolgrad import operators as table
-from poolgrad.dtypes import FLOATS, INTEGERS
-from poolgrad.interface import STORAGE_OPTIONS, Operator, Request
-from poolgrad.operands import Indices, Operand, Parameter, Samples, SecondInput, Seed, WindowSamples
+from poolgrad.buffers import dtype_named
+from poolgrad.dtypes import FLOATS
+from poolgrad.frontend import FrontEnd
+from poolgrad.interface import STORAGE_OPTIONS, Request
+from poolgrad.numpy import FRONT_END as NUMPY
+from poolgrad.operands import Indices, Operand, Parameter, SecondInput, Seed, WindowSamples
 from poolgrad.reference.geometry import Line, Position, line, sampled_line, window
 from poolgrad.reference.operators import OPERATORS, Array, Inside, Pooled
-from poolgrad.windows import in_memory, resolve
 
 
 class Entry(NamedTuple):
@@ -41,26 +44,24 @@ class Pullback:
     """
 
     def __init__(self, request: Request) -> None:
-        self._operator = operator = table.OPERATORS[request.operator]
-        x = np.asarray(in_memory("x", request.x))
-        in_memory(operator.operand.name, request.operands)
-        y_dtype = result_dtype(x.dtype, operator)
-        dims = request.spec.dims
-        first = x.ndim - dims - request.channels_last
-        self._pooled = tuple(range(first, first + dims))
+        # NumPy's front end converts the caller's arrays and raises the errors; the positions of
+        # windows and the values are computed below.
+        own = table.OPERATORS[request.operator]
+        call = FrontEnd.call(NUMPY, replace(request, operands=()) if own.composed else request)
+        x, layout = call.x, call.ready.layout
+        self._operator, self._dtype, self._pooled = call.ready.operator, x.dtype, layout.pooled
         self._squeezed = () if request.keepdims else self._pooled
-        self._dtype = x.dtype.newbyteorder("=")
-        self._sizes = x.shape[first : first + dims]
+        self._sizes = tuple(x.shape[axis] for axis in self._pooled)
         self._leading = tuple(n for axis, n in enumerate(x.shape) if axis not in self._pooled)
         self._channelled = self._leading or (1,)  # an input without channels has one
         self._operand: Array | None = None
         if self._takes(SecondInput):
-            operand = np.asarray(request.operands[0])
+            operand = NUMPY.asarray("logits", request.operands[0])
             if operand.shape != x.shape:
                 raise ValueError(f"logits must have the shape of x, {x.shape}, got {operand.shape}")
             self._operand, self._operand_dtype = self._flat(operand).astype(float), operand.dtype
         if self._takes(Parameter):
-            self._theta = _learned(operator, request.operands[0], self._channelled)
+            self._theta = np.asarray(request.operands[0], np.float64)  # not rounded
 
         planes = self._flat(x)
         if x.dtype.name in FLOATS:
@@ -68,14 +69,12 @@ class Pullback:
         with np.errstate(all="ignore"):
             if self._takes(Indices):
                 out = tuple(n for n in request.spec.output_size if n is not None)
-                self._entries = list(self._unpool(request, planes, out))
+                self._entries = list(self._unpool(call.operand, planes, out))
             else:
-                # Raises the errors of the front ends; window positions are computed below.
-                self._operator.check(resolve(request.spec, self._sizes), request.options)
-                lines = self._lines(request, len(planes))
+                lines = self._lines(request, call.operand, len(planes))
                 out = tuple(along.out for along in lines[0])
-                self._entries = list(self._pool(request, planes, lines, out))
-            y = np.zeros((len(planes), *out), y_dtype)
+                self._entries = list(self._pool(request, call.operand, planes, lines, out))
+            y = np.zeros((len(planes), *out), dtype_named(layout.out_dtype))
             routes, indices = np.full(y.shape, -1), np.full(y.shape, -1)
             for plane, output, inputs, taps, pooled in self._entries:
                 y[(plane, *output)] = pooled.y
@@ -140,13 +139,13 @@ class Pullback:
         moved = planes.reshape(*self._leading, *planes.shape[1:])
         return np.moveaxis(moved, range(-len(self._pooled), 0), self._pooled)
 
-    def _lines(self, request: Request, planes: int) -> list[list[Line]]:
+    def _lines(self, request: Request, samples: Any, planes: int) -> list[list[Line]]:
         """Return the windows along each axis, for each plane or, without planes, for one."""
         spec, dims = request.spec, request.spec.dims
         if not self._takes(WindowSamples):
             fixed = [line(spec, a, size) for a, size in enumerate(self._sizes)]
             return [fixed] * max(planes, 1)
-        samples = _samples(request.operands[0], self._leading, self._dtype, dims)
+        samples = samples.reshape(-1, dims)
         if dims == 2:
             samples = samples[:, ::-1]  # PyTorch's order: width, height; but depth, height, width
         return [
@@ -155,7 +154,7 @@ class Pullback:
         ]
 
     def _pool(
-        self, request: Request, planes: Array, lines: list[list[Line]], out: Position
+        self, request: Request, seed: Any, planes: Array, lines: list[list[Line]], out: Position
     ) -> Iterator[Entry]:
         given = request.options._asdict().items()
         formula = [value for name, value in given if name not in STORAGE_OPTIONS]
@@ -167,7 +166,7 @@ class Pullback:
                 raise ValueError("x must be finite")
             order = self._back(np.empty(u.shape)).shape  # of the outputs, as the caller sees them
             index = np.arange(u.size, dtype=np.uint64).reshape(order)
-            u = self._flat(uniform(_seed(request.operands[0]), index))
+            u = self._flat(uniform(seed, index))
         for plane, values in enumerate(planes):
             for output in np.ndindex(*out):
                 inputs, taps, extent = window(lines[plane], output)
@@ -179,13 +178,8 @@ class Pullback:
                 pooled = OPERATORS[request.operator](inside, *formula)
                 yield Entry(plane, output, inputs, taps, pooled)
 
-    def _unpool(self, request: Request, planes: Array, out: Position) -> Iterator[Entry]:
-        indices = np.asarray(request.operands[0])
-        shape, plane = np.shape(request.x), int(np.prod(out))
-        if indices.dtype != np.int64:
-            raise TypeError(f"indices must be of dtype int64, got {indices.dtype}")
-        if indices.shape != shape:
-            raise ValueError(f"indices must have the shape of x, {shape}, got {indices.shape}")
+    def _unpool(self, indices: Array, planes: Array, out: Position) -> Iterator[Entry]:
+        plane = int(np.prod(out))
         if ((indices < 0) | (indices >= plane)).any():
             raise ValueError(f"indices must be from 0 to {plane - 1}")
         for n, where in enumerate(self._flat(indices)):
@@ -202,53 +196,3 @@ def uniform(seed: int, index: Array) -> Array:
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z = z ^ (z >> np.uint64(31))
     return (z >> np.uint64(11)) * 2.0**-53
-
-
-def _seed(generator: Any) -> int:
-    if isinstance(generator, int | np.integer):
-        return int(generator)
-    return int(np.random.default_rng(generator).integers(2**63))
-
-
-def _samples(samples: Samples, leading: Position, dtype: np.dtype[Any], dims: int) -> Array:
-    """One row of `dims` samples for each plane."""
-    planes = int(np.prod(leading))
-    kind = dtype if dtype.name in FLOATS else np.dtype(np.float32)
-    if samples.values is None:
-        drawn = np.random.default_rng(samples.generator).random((planes, dims)).astype(kind)
-        return np.where(drawn < 1, drawn, kind.type(0))  # narrow dtypes round some up to 1
-    given = np.asarray(samples.values)
-    if given.shape[-1:] != (dims,) or given.size != planes * dims:
-        raise ValueError(f"_random_samples must have shape (N, C, {dims}), got {given.shape}")
-    if not ((given >= 0) & (given < 1)).all():
-        raise ValueError("_random_samples must be in [0, 1)")
-    return given.reshape(planes, dims).astype(kind)
-
-
-def _learned(operator: Operator, given: Any, leading: Position) -> Array:
-    """A learned parameter, one number or one for each channel."""
-    name = operator.operand.name
-    theta = np.asarray(given)
-    if theta.dtype.name not in FLOATS + INTEGERS or theta.dtype.kind == "b":
-        raise TypeError(
-            f"{name} must be a real number or an array of real numbers, got {theta.dtype}"
-        )
-    if theta.shape not in ((), leading[-1:]):
-        raise ValueError(f"{name} must be a number or one for each channel, got {theta.shape}")
-    theta = theta.astype(np.float64)
-    operator.check_operand(theta.ravel().tolist())
-    return theta
-
-
-def result_dtype(dtype: np.dtype[Any], operator: Operator) -> np.dtype[Any]:
-    """Return the dtype of the output of an operator.
-
-    Raises
-    ------
-    TypeError
-        If the operator does not support this dtype.
-    """
-    if not operator.accepts(dtype.name):
-        raise operator.refuse_dtype(dtype)
-    name = operator.result(dtype.name)
-    return dtype.newbyteorder("=") if name == dtype.name else np.dtype(name)

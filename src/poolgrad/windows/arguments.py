@@ -42,7 +42,10 @@ def has_memory(name: str, tensor: Any) -> bool:
         storage.data_ptr()
     except RuntimeError:  # there is no storage, or it has no address
         return False
-    least = tensor.numel() if tensor.is_contiguous() else _span(tensor)
+    least = tensor.numel()
+    if least and not tensor.is_contiguous():  # the distance from the first to the last element
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        least = 1 + sum((n - 1) * step for n, step in steps)
     held = storage.nbytes() // tensor.itemsize - tensor.storage_offset()
     if least and held < least:
         raise RuntimeError(
@@ -50,15 +53,6 @@ def has_memory(name: str, tensor: Any) -> bool:
             f"{tuple(tensor.shape)} whose storage holds {max(held, 0)}: it was freed or shrunk"
         )
     return True
-
-
-def _span(tensor: Any) -> int:
-    """Return the distance from the first to the last element in memory, both included."""
-    if tensor.numel() == 0:
-        return 0
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    last: int = sum((n - 1) * step for n, step in steps)
-    return 1 + last
 
 
 def _is_tensor(value: object) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from poolgrad.windows.arguments import LIMIT
-from poolgrad.windows.spec import AxisSlice, WindowKind, WindowSpec
+from poolgrad.windows.spec import WindowKind, WindowSpec
 
 _INT64_MAX = 2**63 - 1
 _MAX_TAPS = 2**32 - 2  # routes have at most four bytes, and one value means "no winner"
@@ -80,6 +80,14 @@ class Axis(NamedTuple):
         begin, end = (outputs + first) * n, (outputs + first + 1) * n
         return begin // bins - before, -(-end // bins) - before
 
+    def sliced(self, outputs: tuple[int, int], inputs: tuple[int, int]) -> Axis:
+        """Return a part of the windows, as windows of a part of the inputs."""
+        (first, stop), (begin, end) = outputs, inputs
+        origin = Origin(first, begin, self.out, self.size)
+        lo, hi = max(self.lo - first * self.stride, 0), self.hi if end == self.size else 0
+        size, out = end - begin, stop - first
+        return self._replace(size=size, out=out, lo=lo, hi=hi, slice_of=origin)
+
     def taps(self, output: int) -> list[tuple[int, int]]:
         """Return ``(tap, input)`` for every valid input of one window, in order."""
         if self.fractional:
@@ -89,14 +97,6 @@ class Axis(NamedTuple):
         start = output * self.stride - self.lo
         inputs = ((k, start + k * self.dilation) for k in range(self.kernel))
         return [(k, i) for k, i in inputs if 0 <= i < self.size]
-
-    def extent(self, output: int) -> int:
-        """Return the number of taps of one window inside the padded input."""
-        if self.adaptive:
-            return len(self.taps(output))
-        start = output * self.stride - self.lo
-        end = self.size + self.hi
-        return sum(start + k * self.dilation < end for k in range(self.kernel))
 
 
 @dataclass(frozen=True)
@@ -188,15 +188,6 @@ def _fixed_axis(name: str, spec: WindowSpec, a: int, size: int) -> Axis:
     return Axis(size, out, kernel, min(stride, size + lo + hi), lo, hi, dilation)
 
 
-def _sliced(axis: Axis, size: int, part: AxisSlice) -> Axis:
-    """Return a slice of the windows of `axis`, with `size` of its inputs."""
-    origin = Origin(part.first, part.before, axis.out, axis.size)
-    if axis.adaptive:
-        return axis._replace(size=size, out=part.outputs, slice_of=origin)
-    lo, hi = max(axis.lo - part.first * axis.stride, 0), 0 if part.after else axis.hi
-    return axis._replace(size=size, out=part.outputs, lo=lo, hi=hi, slice_of=origin)
-
-
 AXIS_NAMES = ("depth", "height", "width")
 
 
@@ -224,13 +215,9 @@ def resolve(spec: WindowSpec, sizes: tuple[int, ...]) -> Window:
     ValueError
         If an output would be empty or overflow memory.
     """
-    names = axis_names(spec.dims)
     if spec.slices:
-        pairs = zip(sizes, spec.slices, strict=True)
-        whole = resolve(spec._replace(slices=()), tuple(p.before + n + p.after for n, p in pairs))
-        parts = zip(whole.axes, sizes, spec.slices, strict=True)
-        return Window(tuple(_sliced(axis, size, part) for axis, size, part in parts))
-    numbered = enumerate(zip(names, sizes, strict=True))
+        return Window(spec.slices)
+    numbered = enumerate(zip(axis_names(spec.dims), sizes, strict=True))
     window = Window(tuple(_axis(name, spec, a, size) for a, (name, size) in numbered))
     if window.tap_count > _MAX_TAPS:
         raise ValueError(

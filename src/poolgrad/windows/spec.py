@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from poolgrad.windows.arguments import (
     LIMIT,
@@ -20,6 +20,9 @@ from poolgrad.windows.arguments import (
     to_python,
 )
 
+if TYPE_CHECKING:
+    from poolgrad.windows.resolve import Axis
+
 
 class WindowKind(IntEnum):
     """Kinds of windows along an axis."""
@@ -30,25 +33,6 @@ class WindowKind(IntEnum):
     """A given number of bins that cover the input."""
     FRACTIONAL = 2
     """Windows of one size; random samples determine where they begin."""
-    GLOBAL = 3
-    """One window over the whole input."""
-
-
-class AxisSlice(NamedTuple):
-    """A slice of the windows of a larger axis: those of one Dask chunk.
-
-    Attributes
-    ----------
-    first, outputs : int
-        Index of the first window, and number of windows.
-    before, after : int
-        Numbers of inputs of the larger axis before and after those of the slice.
-    """
-
-    first: int
-    outputs: int
-    before: int
-    after: int
 
 
 class WindowSpec(NamedTuple):
@@ -59,8 +43,8 @@ class WindowSpec(NamedTuple):
     Attributes
     ----------
     kind : WindowKind
-        FIXED uses `kernel_size`, `stride`, `padding`, `dilation` and `ceil_mode`; ADAPTIVE and
-        GLOBAL use `output_size`; FRACTIONAL uses `kernel_size` and `output_size`.
+        FIXED uses `kernel_size`, `stride`, `padding`, `dilation` and `ceil_mode`; ADAPTIVE uses
+        `output_size`; FRACTIONAL uses `kernel_size` and `output_size`.
     kernel_size, stride, dilation : tuple of int
         Taps of a window, distance between windows, distance between taps.
     padding : tuple of (low, high), or "same"
@@ -71,8 +55,8 @@ class WindowSpec(NamedTuple):
         window is kept.
     output_size : tuple of (int or None)
         Number of windows; None stands for the number of inputs.
-    slices : tuple of AxisSlice
-        If not empty, only these windows are pooled, from a part of the input.
+    slices : tuple of Axis
+        If not empty, only these windows are pooled, from a part of the input; see `Axis.sliced`.
     """
 
     kind: WindowKind
@@ -82,7 +66,7 @@ class WindowSpec(NamedTuple):
     dilation: tuple[int, ...] = ()
     ceil_mode: bool = False
     output_size: tuple[int | None, ...] = ()
-    slices: tuple[AxisSlice, ...] = ()
+    slices: tuple[Axis, ...] = ()
 
     @property
     def dims(self) -> int:
@@ -210,7 +194,7 @@ def fractional(dims: int, kernel_size: object, output_size: object) -> WindowSpe
 
 def whole(dims: int) -> WindowSpec:
     """Return the spec of one window over the whole input."""
-    return WindowSpec(WindowKind.GLOBAL, output_size=(1,) * dims)
+    return adaptive(dims, 1)
 
 
 # A spec as a flat list of integers, because PyTorch's custom operators support nothing else.
@@ -220,7 +204,6 @@ _NUMBERS = {
     WindowKind.FIXED: ("kernel_size", "stride", "low", "high", "dilation"),
     WindowKind.ADAPTIVE: ("output_size",),
     WindowKind.FRACTIONAL: ("kernel_size", "output_size"),
-    WindowKind.GLOBAL: ("output_size",),
 }
 _AS_MANY_AS_INPUTS = 0  # stands for None
 
@@ -264,7 +247,7 @@ def unflatten(numbers: Sequence[int]) -> WindowSpec:
         pairs = tuple(zip(each["low"], each["high"], strict=True))
         padding: Pairs | Literal["same"] = "same" if same else pairs
         return WindowSpec(kind, kernel, each["stride"], padding, each["dilation"], ceil)
-    if same or ceil or (kind is WindowKind.GLOBAL and max(rest) > 1):
+    if same or ceil:
         raise _wrong(numbers)
     outputs = tuple(None if n == _AS_MANY_AS_INPUTS else n for n in each["output_size"])
     return WindowSpec(kind, kernel, output_size=outputs)
@@ -272,9 +255,9 @@ def unflatten(numbers: Sequence[int]) -> WindowSpec:
 
 def _wrong(numbers: Sequence[int]) -> ValueError:
     return ValueError(
-        "window must hold a kind (0 fixed, 1 adaptive, 2 fractional, 3 global), same padding and "
+        "window must hold a kind (0 fixed, 1 adaptive, 2 fractional), same padding and "
         "ceil_mode (0 or 1 each), then for each of 1, 2 or 3 axes kernel sizes, strides, low "
         "padding, high padding and dilations (fixed), output sizes, 0 for that of the input "
-        "(adaptive), kernel sizes and output sizes (fractional) or ones (global), each number "
+        "(adaptive), or kernel sizes and output sizes (fractional), each number "
         f"below 2**61; got {brief(list(numbers))}"
     )
