@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from poolgrad.windows.arguments import LIMIT
@@ -114,12 +115,12 @@ class Window:
     @property
     def out(self) -> tuple[int, ...]:
         """Outputs along each pooled axis."""
-        return tuple(a.out for a in self.axes)
+        return tuple(map(attrgetter("out"), self.axes))
 
     @property
     def kernel(self) -> tuple[int, ...]:
         """Taps of a window along each pooled axis."""
-        return tuple(a.kernel for a in self.axes)
+        return tuple(map(attrgetter("kernel"), self.axes))
 
     @property
     def fractional(self) -> bool:
