@@ -50,9 +50,9 @@ def listed(table: Array, images: int) -> tuple[list[Array], Array]:
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pool tensors of the CPU as those of devices without kernels."""
-    from poolgrad.torch import region_operators
+    from poolgrad.torch import regions
 
-    monkeypatch.setattr(region_operators, "_has_kernels", lambda x: False)
+    monkeypatch.setattr(regions, "_has_kernels", lambda x: False)
 
 
 def random_regions(most_samples: int) -> Any:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from poolgrad import arguments
 from poolgrad.buffers import allocate, dtype_named, readable, restored
 from poolgrad.core import Regions, get_num_threads
-from poolgrad.dtypes import FLOATS, INTEGERS, name_of
+from poolgrad.dtypes import FLOATS, name_of
 from poolgrad.interface import Buffer
 from poolgrad.windows import brief, flag, positive
 
@@ -86,13 +86,13 @@ def check_input(dtype: object, shape: tuple[int, ...]) -> None:
     if name_of(dtype) not in FLOATS:
         accepted = f"{', '.join(FLOATS[:-1])} or {FLOATS[-1]}"
         raise TypeError(f"input must be of dtype {accepted}, got {name_of(dtype)}")
-    if len(shape) != 4 or 0 in [size for size in shape[2:] if isinstance(size, int)]:
+    known = [size for size in shape[2:] if isinstance(size, int)]  # symbolic sizes are skipped
+    if len(shape) != 4 or 0 in known:
         raise ValueError(
             "input must have shape (N, C, H, W) with at least one row and one column, "
             f"got shape {shape}"
         )
-    height, width = shape[2:]
-    if isinstance(height, int) and isinstance(width, int) and height * width > _MAX_POSITIONS:
+    if math.prod(known) > _MAX_POSITIONS:
         raise ValueError(
             f"input must have at most 2**31 - 1 positions in a plane, got shape {shape}"
         )
@@ -103,7 +103,7 @@ def check_table(
 ) -> None:
     """Raise an error unless boxes are an array of real numbers of shape (K, `columns`)."""
     kind = name_of(dtype)
-    if kind not in (*FLOATS, *INTEGERS, "uint64") or kind == "bool":
+    if kind not in arguments.REALS:
         raise TypeError(f"{name} must contain real numbers, got {kind}")
     if len(shape) != 2 or shape[1] != columns:
         hint = "" if columns == 5 else " in a list with one array for each image"
@@ -122,10 +122,7 @@ def output_shape(
 
 
 def table_of(
-    boxes: object,
-    images: int,
-    convert: Callable[[str, Any], Any],
-    join: Callable[[list[Any]], Any],
+    boxes: object, images: int, convert: Callable[..., Any], join: Callable[[list[Any]], Any]
 ) -> Any:
     """Convert boxes of either form to one array of shape (K, 5), and check all but the values.
 
@@ -140,21 +137,19 @@ def table_of(
     join : callable
         Joins the arrays of a list, each after a column with its index.
     """
+
+    def part(name: str, value: Any, columns: int) -> Any:
+        array = convert(name, value)
+        check_table(array.dtype, tuple(array.shape), columns, name)
+        return array
+
     if not isinstance(boxes, list | tuple):
-        table = convert("boxes", boxes)
-        check_table(table.dtype, tuple(table.shape))
-        return table
+        return part("boxes", boxes, 5)
     if len(boxes) != images:
         raise ValueError(
             f"boxes must have one array for each of {images} images, got a list of {len(boxes)}"
         )
-    parts = []
-    for index, own in enumerate(boxes):
-        name = f"boxes[{index}]"
-        part = convert(name, own)
-        check_table(part.dtype, tuple(part.shape), 4, name)
-        parts.append(part)
-    return join(parts)
+    return join([part(f"boxes[{index}]", own, 4) for index, own in enumerate(boxes)])
 
 
 # Maps
@@ -170,32 +165,36 @@ class RegionMap(ABC):
     ----------
     shape : sequence of int
         Shape of the feature maps.
-    count : int
-        The number of boxes.
+    boxes : array, shape (K, 5)
+        The boxes, in the form that the front end takes.
     dtype : str
         Dtype of the feature maps.
     bins : Bins
         The arguments of the pooling.
     """
 
-    def __init__(self, shape: Sequence[int], count: int, dtype: str, bins: Bins) -> None:
-        self.shape, self.dtype, self.bins = tuple(shape), dtype, bins
-        self.out_shape = output_shape(count, self.shape, bins.output_size)
+    def __init__(self, shape: Sequence[int], boxes: Any, dtype: str, bins: Bins) -> None:
+        self.shape, self.boxes, self.dtype, self.bins = tuple(shape), boxes, dtype, bins
+        self.out_shape = output_shape(boxes.shape[0], self.shape, bins.output_size)
 
-    @abstractmethod
     def pool(self, x: Any) -> tuple[Any, Any]:
         """Return the maximum of each bin, and its index in its plane (int32; -1 if there is none).
 
         An array of the indices defines the map of RoIPool.
         """
+        indices = self.winners(x)
+        return self.apply(x, indices), indices
+
+    def winners(self, x: Any) -> Any:
+        """Return the indices of `pool`; not defined where `pool` computes both at once."""
+        raise NotImplementedError
 
     @abstractmethod
-    def apply(self, x: Any, indices: Any = None) -> Any:
-        """Apply the map of RoIPool, or, without indices, that of RoIAlign."""
+    def apply(self, array: Any, indices: Any = None, transpose: bool = False) -> Any:
+        """Apply the map of RoIPool or, without indices, that of RoIAlign; or its transpose.
 
-    def transposed(self, gy: Any, indices: Any = None) -> Any:
-        """Apply the transpose of the map, which computes the gradient of the input."""
-        raise NotImplementedError
+        The transpose computes the gradient of the input from that of the output.
+        """
 
 
 class KernelMap(RegionMap):
@@ -210,14 +209,13 @@ class KernelMap(RegionMap):
     """
 
     def __init__(self, shape: Sequence[int], boxes: Any, dtype: str, bins: Bins) -> None:
-        super().__init__(shape, len(boxes), dtype, bins)
-        self._boxes = boxes
+        super().__init__(shape, boxes, dtype, bins)
         self._sum_dtype = "float64" if dtype == "float64" else "float32"
         size, scale = bins.output_size, bins.spatial_scale
         self._kernels = Regions(self.shape, size, self._sum_dtype, boxes, scale)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
-        return restored, (KernelMap, self.shape, self._boxes, self.dtype, self.bins)
+        return restored, (KernelMap, self.shape, self.boxes, self.dtype, self.bins)
 
     def pool(self, x: Any) -> tuple[Any, Any]:
         y, indices = self._empty(self.out_shape), self._empty(self.out_shape, "int32")
@@ -225,22 +223,16 @@ class KernelMap(RegionMap):
         self._kernels.pool(x, y, indices, self._threads())
         return self._converted(y), indices
 
-    def apply(self, x: Any, indices: Any = None) -> Any:
-        kernel = self._kernels.align if indices is None else self._kernels.pool_gather
-        return self._run(kernel, "input", x, self.out_shape, indices)
-
-    def transposed(self, gy: Any, indices: Any = None) -> Any:
-        kernels = self._kernels
-        kernel = kernels.align_backward if indices is None else kernels.pool_backward
-        return self._run(kernel, "gy", gy, self.shape, indices)
-
-    def _run(self, kernel: Any, name: str, array: Any, shape: tuple[int, ...], indices: Any) -> Any:
-        """Call a kernel with the array `name` and, for RoIPool, with indices."""
+    def apply(self, array: Any, indices: Any = None, transpose: bool = False) -> Any:
+        kernels, threads = self._kernels, self._threads()
+        name, shape = ("gy", self.shape) if transpose else ("input", self.out_shape)
         result, array = self._empty(shape), self._contiguous(name, array, self._sum_dtype)
         if indices is None:
-            kernel(array, result, self.bins.sampling_ratio, self.bins.aligned, self._threads())
+            align = kernels.align_backward if transpose else kernels.align
+            align(array, result, self.bins.sampling_ratio, self.bins.aligned, threads)
         else:
-            kernel(array, self._contiguous("indices", indices, "int32"), result, self._threads())
+            gather = kernels.pool_backward if transpose else kernels.pool_gather
+            gather(array, self._contiguous("indices", indices, "int32"), result, threads)
         return self._converted(result)
 
     def _empty(self, shape: tuple[int, ...], dtype: str = "") -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from poolgrad import front_ends
 from poolgrad.buffers import read_only, restored
 from poolgrad.frontend import name_of
 from poolgrad.functional.inputs import is_proxy, recorded
-from poolgrad.region_maps import Bins, RegionMap, bins
+from poolgrad.region_maps import RegionMap, bins
 
 
 class RegionPullback:
@@ -71,7 +72,7 @@ class RegionPullback:
         """
         regions, library = self._regions, getattr(front_ends, self._library)
         gy = library.cotangent(gy, regions.dtype, regions.out_shape, regions.out_shape)
-        return regions.transposed(gy, self._indices)
+        return regions.apply(gy, self._indices, transpose=True)
 
     @property
     def indices(self) -> Any:
@@ -153,10 +154,7 @@ def roi_pool(
     array([[[[14., 16.],
              [26., 28.]]]])
     """
-    if is_proxy(input):
-        return recorded(roi_pool, input, (input, boxes, output_size, spatial_scale), {})
-    _, x, regions = _prepare_pool(input, boxes, output_size, spatial_scale)
-    return regions.pool(x)[0]
+    return _pooled(roi_pool, input, boxes, output_size, spatial_scale)
 
 
 def roi_align(
@@ -235,54 +233,42 @@ def roi_align(
     (array([[[[17.5]]]]), array([[0.25, 0.25],
            [0.25, 0.25]]))
     """
+    how = spatial_scale, sampling_ratio, aligned
+    return _pooled(roi_align, input, boxes, output_size, *how)
+
+
+def _pooled(function: Callable[..., Any], input: Any, *arguments: Any) -> Any:
+    """Return the output of a call of a public function."""
     if is_proxy(input):
-        given = (input, boxes, output_size, spatial_scale, sampling_ratio, aligned)
-        return recorded(roi_align, input, given, {})
-    _, x, regions = _prepare_align(
-        input, boxes, output_size, spatial_scale, sampling_ratio, aligned
-    )
-    return regions.apply(x)
+        return recorded(function, input, (input, *arguments), {})
+    return _computed(function, input, *arguments)[0]
 
 
-def _prepared(function: str, input: Any, boxes: Any, wanted: Bins) -> tuple[str, Any, RegionMap]:
-    """Return the library of the input, the input as it is pooled, and the map of its regions."""
-    known = name_of(input)
-    maps = f"{known} regions"
+def _vjp(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, RegionPullback]:
+    """Return the output and the pullback of a call of a public function."""
+    given = signature(function).bind(*args, **kwargs)
+    given.apply_defaults()
+    y, *kept = _computed(function, *given.args)
+    if kept[0] in ("torch", "jax"):
+        getattr(front_ends, kept[0]).vjp(y)  # raises an error that names the library's functions
+    return y, RegionPullback(*kept)
+
+
+def _computed(
+    function: Callable[..., Any], input: Any, boxes: Any, *arguments: Any
+) -> tuple[Any, str, RegionMap, Any]:
+    """Return the output, the library, the map and, for `roi_pool`, the indices."""
+    wanted, known = bins(*arguments), name_of(input)
     if not front_ends.has_regions(known):
         raise TypeError(
             "input must be an array of NumPy, PyTorch, JAX, Dask or an array-API library for "
-            f"{function}, got {type(input).__module__}.{type(input).__qualname__}"
+            f"{function.__name__}, got {type(input).__module__}.{type(input).__qualname__}"
         )
-    return known, *getattr(front_ends, maps).region_map(input, boxes, wanted)
+    x, regions = getattr(front_ends, f"{known} regions").region_map(input, boxes, wanted)
+    y, indices = regions.pool(x) if function is roi_pool else (regions.apply(x), None)
+    return y, known, regions, indices
 
 
-def _prepare_pool(
-    input: Any, boxes: Any, output_size: int | Sequence[int], spatial_scale: float = 1.0
-) -> tuple[str, Any, RegionMap]:
-    return _prepared("roi_pool", input, boxes, bins(output_size, spatial_scale))
-
-
-def _prepare_align(
-    input: Any,
-    boxes: Any,
-    output_size: int | Sequence[int],
-    spatial_scale: float = 1.0,
-    sampling_ratio: int = -1,
-    aligned: bool = False,
-) -> tuple[str, Any, RegionMap]:
-    wanted = bins(output_size, spatial_scale, sampling_ratio, aligned)
-    return _prepared("roi_align", input, boxes, wanted)
-
-
-def _vjp(prepare: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, RegionPullback]:
-    """Compute the output and the pullback of a call that `prepare` takes."""
-    known, x, regions = prepare(*args, **kwargs)
-    if known in ("torch", "jax"):
-        getattr(front_ends, known).vjp(x)  # raises an error that names the library's functions
-    y, indices = regions.pool(x) if prepare is _prepare_pool else (regions.apply(x), None)
-    return y, RegionPullback(known, regions, indices)
-
-
-for _function, _prepare in ((roi_pool, _prepare_pool), (roi_align, _prepare_align)):
+for _function in (roi_pool, roi_align):
     _function.__module__ = "poolgrad"  # where users, and pickle, find it
-    _function.vjp = partial(_vjp, _prepare)  # type: ignore[attr-defined]  # for `poolgrad.vjp`
+    _function.vjp = partial(_vjp, _function)  # type: ignore[attr-defined]  # for `poolgrad.vjp`

@@ -244,7 +244,7 @@ def _takers() -> dict[str, Any]:
             lambda t: poolgrad.roi_align(leaf, boxes, 2).backward(t),
             torch.ones(2, x.shape[1], 2, 2),
         ),
-        "t": (lambda t: torch.ops.poolgrad.roi_pool_gather(t, indices.int(), boxes), x),
+        "t": (lambda t: torch.ops.poolgrad.roi_pool_gather(t, indices.int(), boxes, [2, 2]), x),
     }
 
 

@@ -54,7 +54,9 @@ def compare(
         torch.testing.assert_close(winners, indices)
         assert torch.equal(torch.signbit(y), torch.signbit(expected))
         tangent = regions.apply(x, indices)
-        torch.testing.assert_close(tangent, OPS.roi_pool_gather(x, indices, table), **exact)
+        torch.testing.assert_close(
+            tangent, OPS.roi_pool_gather(x, indices, table, where[0]), **exact
+        )
     else:
         expected = OPS.roi_align(x, table, *where)
         y = regions.apply(x)
@@ -64,7 +66,7 @@ def compare(
         expected = OPS.roi_pool_backward(gy, winners, table, shape)
     else:
         expected = OPS.roi_align_backward(gy, table, shape, *where[1:])
-    torch.testing.assert_close(regions.transposed(gy, winners), expected, **close)
+    torch.testing.assert_close(regions.apply(gy, winners, transpose=True), expected, **close)
 
 
 @each_call
@@ -299,7 +301,7 @@ def test_operations(name: str, kwargs: dict[str, Any], monkeypatch: pytest.Monke
         portable.accepted(table, 2, where.spatial_scale)
         regions = PortableMap(shape, table, "float64", where)
         y, indices = regions.pool(x) if name == "roi_pool" else (regions.apply(x), None)
-        regions.transposed(y, indices)
+        regions.apply(y, indices, transpose=True)
     assert "sum" in watch.names
     assert not [n for n in watch.names for w in WRONG if n == w or n.startswith(f"{w}_")]
     assert watch.largest <= max(2**15, y.numel())

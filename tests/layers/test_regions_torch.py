@@ -214,7 +214,7 @@ def test_pytorch_checks_the_operators() -> None:
         (OPS.roi_align_backward, (gy, table, shape, 0.5, 2, True)),
         (OPS.roi_pool, (x, table, [2, 3], 0.5)),
         (OPS.roi_pool_backward, (gy, indices, table, shape)),
-        (OPS.roi_pool_gather, (x, indices, table)),
+        (OPS.roi_pool_gather, (x, indices, table, [2, 3])),
     ):
         torch.library.opcheck(op.default, args)
 
@@ -380,9 +380,9 @@ GY, SHAPE = torch.ones(1, 3, 2, 2), [2, 3, 6, 7]
         ("roi_pool_backward", (GY, INDICES.long(), BOX, SHAPE), "indices must be torch.int32"),
         ("roi_pool_backward", (GY, INDICES[:, :1], BOX, SHAPE), "indices must be .* of shape"),
         ("roi_pool_backward", (GY, INDICES + 42, BOX, SHAPE), "indices must be -1 or from 0 to 41"),
-        ("roi_pool_gather", (X, INDICES - 2, BOX), "indices must be -1 or from 0 to 41"),
-        ("roi_pool_gather", (X, INDICES[0], BOX), "indices must have four axes"),
-        ("roi_pool_gather", (X[:, :2], INDICES, BOX), "indices must be .* of shape"),
+        ("roi_pool_gather", (X, INDICES - 2, BOX, [2, 2]), "indices must be -1 or from 0 to 41"),
+        ("roi_pool_gather", (X, INDICES[0], BOX, [2, 2]), "indices must be .* of shape"),
+        ("roi_pool_gather", (X[:, :2], INDICES, BOX, [2, 2]), "indices must be .* of shape"),
     ],
 )
 def test_operators_guard_memory(op: str, args: Any, message: str) -> None:

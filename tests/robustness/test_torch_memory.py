@@ -104,7 +104,7 @@ calls = {
     "roi_align_backward": ([gy, boxes], (shape, *where)),
     "roi_pool": ([image, boxes], ([2, 2], 1.0)),
     "roi_pool_backward": ([gy, routes, boxes], (shape,)),
-    "roi_pool_gather": ([image, routes, boxes], ()),
+    "roi_pool_gather": ([image, routes, boxes], ([2, 2],)),
     "route_indices": ([image, torch.ones(2, 3, 4, 4).byte(), image[:0]], (FIXED, False)),
 }
 for name in ALL:

@@ -6,14 +6,19 @@ joined to one chunk. The boxes of each chunk of images are a map of their own.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import dask.array as da
 import numpy as np
 from numpy.typing import NDArray
 
 from poolgrad.buffers import dtype_named, readable
-from poolgrad.dask.arrays import asarray, without_empty_chunks
+from poolgrad.dask.arrays import (
+    Position,
+    asarray,
+    map_chunks,
+    shape_at,
+    without_empty_chunks,
+)
 from poolgrad.dtypes import name_of
 from poolgrad.region_maps import Bins, KernelMap, RegionMap, check_input, host_table
 
@@ -32,75 +37,48 @@ class _ChunkedMap(RegionMap):
     """The map of regions as lazy arrays, one map of the kernels for each chunk of images."""
 
     def __init__(self, x: Any, boxes: Array, bins: Bins) -> None:
-        super().__init__(x.shape, len(boxes), name_of(x.dtype), bins)
+        super().__init__(x.shape, boxes, name_of(x.dtype), bins)
         KernelMap(self.shape, boxes, self.dtype, bins)  # checks the boxes, before the graph runs
-        self._channels = x.chunks[1]
-        begin, self._parts = 0, []
-        for images in x.chunks[0]:
-            rows = np.flatnonzero((boxes[:, 0] >= begin) & (boxes[:, 0] < begin + images))
-            self._parts.append(_Part(images, rows, boxes[rows] - [begin, 0, 0, 0, 0]))
-            begin += images
+        ends = np.cumsum(x.chunks[0])
+        chunk = np.searchsorted(ends, boxes[:, 0], side="right")
+        counts = np.bincount(chunk, minlength=len(ends))
+        boxes = boxes - np.append(0, ends)[chunk, None] * [1, 0, 0, 0, 0]
+        # The boxes of the first chunk of images precede those of the second, and so on.
+        self._order = np.argsort(chunk, kind="stable")
+        self._parts = np.split(boxes[self._order], np.cumsum(counts)[:-1])
+        self._x_chunks = x.chunks
+        self._y_chunks = (*counts.tolist(),), x.chunks[1], *((n,) for n in bins.output_size)
 
-    def pool(self, x: Any) -> tuple[Any, Any]:
-        """Return the maxima and their indices; the input is read for each of them."""
-        indices = self._bins_of("pool", "int32", x)
-        return self.apply(x, indices), indices
+    def winners(self, x: Any) -> Any:
+        """Return the indices of the maxima; the maxima are computed from the input and these."""
+        return self.apply(x, finds_winners=True)
 
-    def apply(self, x: Any, indices: Any = None) -> Any:
-        """Apply the map of RoIPool, or, without indices, that of RoIAlign."""
-        return self._bins_of("apply", self.dtype, x, indices)
+    def apply(
+        self, array: Any, indices: Any = None, transpose: bool = False, finds_winners: bool = False
+    ) -> Any:
+        """Apply the map of RoIPool or, without indices, that of RoIAlign; or its transpose.
 
-    def transposed(self, gy: Any, indices: Any = None) -> Any:
-        """Return the gradient of the input, in the chunks of the input."""
-        given = [gy] if indices is None else [gy, indices]
-        parts = []
-        for part in self._parts:
-            arrays = [self._bins_in(part, y) for y in given]
-            parts.append(self._blocks("transposed", self.dtype, part, arrays, part.images))
-        return da.concatenate(parts)
+        If `finds_winners` is set, return the indices of RoIPool instead.
+        """
+        given, inputs = [array] if indices is None else [array, indices], 0 if transpose else 1
+        given[inputs:] = [y[self._order].rechunk(self._y_chunks) for y in given[inputs:]]
+        kind = dtype_named("int32" if finds_winners else self.dtype)
+        how = {"transpose": transpose, "finds_winners": finds_winners}
+        chunks = self._x_chunks if transpose else self._y_chunks
+        made = map_chunks(self._task, chunks, kind, *given, token="regions", **how)
+        return made if transpose else without_empty_chunks(made)[np.argsort(self._order)]
 
-    def _bins_of(self, method: str, dtype: str, x: Any, indices: Any = None) -> Any:
-        """Return an array in the order of the boxes."""
-        parts = [da.zeros((0, *self.out_shape[1:]), dtype=dtype_named(dtype))]
-        for n, part in enumerate(self._parts):
-            if len(part.rows):
-                arrays = [x.blocks[n]]
-                if indices is not None:
-                    arrays.append(self._bins_in(part, indices))
-                parts.append(self._blocks(method, dtype, part, arrays, len(part.rows)))
-        order = np.argsort(np.concatenate([part.rows for part in self._parts]))
-        return without_empty_chunks(da.concatenate(parts))[order]
-
-    def _bins_in(self, part: _Part, y: Any) -> Any:
-        """Return the bins of some images, in the chunks of the channels."""
-        return y[part.rows].rechunk({0: -1, 1: self._channels, 2: -1, 3: -1})
-
-    def _blocks(self, method: str, dtype: str, part: _Part, arrays: list[Any], size: int) -> Any:
-        """Call a method of the map for each chunk of channels; `size`: of the result's axis 0."""
-        inner = self.shape[2:] if method == "transposed" else self.out_shape[2:]
-        kind, shape = dtype_named(dtype), (part.images, *self.shape[1:])
-        return da.map_blocks(
-            _task,
-            *arrays,
-            method=method,
-            where=(shape, part.boxes, self.dtype, self.bins),
-            dtype=kind,
-            chunks=((size,), self._channels, *((n,) for n in inner)),
-            meta=np.empty((0,) * 4, kind),
-        )
-
-
-class _Part(NamedTuple):
-    """A chunk of images: their number, and their boxes with the positions in the caller's order."""
-
-    images: int
-    rows: Array
-    boxes: Array
-
-
-def _task(array: Array, *indices: Array, method: str, where: tuple[Any, ...]) -> Any:
-    """Call a method of the map for some channels of some images."""
-    (images, _, *plane), boxes, dtype, bins = where
-    regions = KernelMap((images, array.shape[1], *plane), readable(boxes), dtype, bins)
-    made = getattr(regions, method)(array, *indices)
-    return made[1] if method == "pool" else made
+    def _task(
+        self,
+        position: Position,
+        array: Array,
+        *indices: Array,
+        transpose: bool,
+        finds_winners: bool,
+    ) -> Any:
+        """Compute the map of some channels of a chunk of images."""
+        shape, boxes = shape_at(self._x_chunks, position), readable(self._parts[position[0]])
+        regions = KernelMap(shape, boxes, self.dtype, self.bins)
+        if finds_winners:
+            return regions.pool(array)[1]
+        return regions.apply(array, indices[0] if indices else None, transpose)

@@ -235,15 +235,20 @@ def _define(primitive: Primitive, name: str, shapes: Any, jvp: Any, transpose: A
         engine = kernels if pool.operator.has_kernels("xla", pool.options) else portable
         return getattr(engine, name)(*args, pool=pool, **how)  # type: ignore[no-any-return]
 
-    primitive.multiple_results = True
+    register(primitive, shapes, jvp, transpose, partial(_batch, primitive))
     _compat.requires_devices.add(primitive)  # as for `custom_partitioning`, which it uses
+    _compat.register_lowering(primitive, lowering(getattr(portable, name)))
+    _compat.register_lowering(primitive, lowering(on_cpu), platform="cpu")
+
+
+def register(primitive: Primitive, shapes: Any, jvp: Any, transpose: Any, batch: Any) -> None:
+    """Register the rules of a primitive, except its lowering."""
+    primitive.multiple_results = True
     primitive.def_impl(partial(_compat.apply_primitive, primitive))
     primitive.def_abstract_eval(shapes)
     _compat.primitive_jvps[primitive] = jvp
     _compat.primitive_transposes[primitive] = transpose
-    _compat.primitive_batchers[primitive] = partial(_batch, primitive)
-    _compat.register_lowering(primitive, lowering(getattr(portable, name)))
-    _compat.register_lowering(primitive, lowering(on_cpu), platform="cpu")
+    _compat.primitive_batchers[primitive] = batch
 
 
 def lowering(function: Callable[..., Any]) -> Any:

@@ -17,17 +17,18 @@ from jax import Array
 from poolgrad.arguments import boxes as host_boxes
 from poolgrad.jax import _compat
 from poolgrad.jax.function import FRONT_END
-from poolgrad.jax.primitives import bound, lowering
-from poolgrad.portable.regions import PortableMap
+from poolgrad.jax.primitives import bound, lowering, register
+from poolgrad.portable.regions import PortableMap, joined
 from poolgrad.region_maps import Bins, KernelMap, RegionMap, check_input, host_table, table_of
 
 
 class _Static(NamedTuple):
-    """What the primitive computes: the name of a method of `RegionMap`, and its map."""
+    """The map that the primitive applies, and whether it finds the winners instead."""
 
-    method: str
     shape: tuple[int, ...]
     bins: Bins
+    transpose: bool = False
+    finds_winners: bool = False
 
 
 region_p = _compat.Primitive("poolgrad_regions")
@@ -38,44 +39,32 @@ def region_map(input: Any, boxes: Any, bins: Bins) -> tuple[Array, RegionMap]:
     x = FRONT_END.asarray("input", input)
     check_input(x.dtype, x.shape)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(boxes)):
-        table = table_of(boxes, x.shape[0], _converted, _joined)
+        table = table_of(boxes, x.shape[0], _converted, partial(joined, x))
     else:
         table = host_table(boxes, x.shape[0])
         KernelMap(x.shape, table, x.dtype.name, bins)  # checks the boxes
-    return x, _ArrayMap(x, jax.lax.stop_gradient(jnp.asarray(table)), bins)
+    table = jax.lax.stop_gradient(jnp.asarray(table))
+    return x, _ArrayMap(x.shape, table, x.dtype.name, bins)
 
 
 def _converted(name: str, value: Any) -> Any:
     return value if isinstance(value, Array) else jnp.asarray(host_boxes(name, value))
 
 
-def _joined(parts: list[Array]) -> Array:
-    rows = [jnp.zeros((0, 5))]
-    for image, own in enumerate(parts):
-        rows.append(jnp.pad(own.astype(float), ((0, 0), (1, 0)), constant_values=image))
-    return jnp.concatenate(rows)
-
-
 class _ArrayMap(RegionMap):
     """The map of regions as calls of the primitive."""
 
-    def __init__(self, x: Array, boxes: Array, bins: Bins) -> None:
-        super().__init__(x.shape, boxes.shape[0], x.dtype.name, bins)
-        self._boxes = boxes
+    def winners(self, x: Array) -> Array:
+        """Return the indices of the maxima, which have no gradient."""
+        return self._bound(jax.lax.stop_gradient(x), finds_winners=True)
 
-    def pool(self, x: Array) -> tuple[Array, Array]:
-        """Find the winners, which have no gradient, and take the input there."""
-        indices = self._bound("pool", jax.lax.stop_gradient(x))
-        return self._bound("apply", x, indices), indices
+    def apply(self, array: Array, indices: Array | None = None, transpose: bool = False) -> Array:
+        """Apply the map of RoIPool or, without indices, that of RoIAlign; or its transpose."""
+        return self._bound(array, *(() if indices is None else (indices,)), transpose=transpose)
 
-    def apply(self, x: Array, indices: Array | None = None) -> Array:
-        """Apply the map of RoIAlign or, with indices, of RoIPool."""
-        return self._bound("apply", x, *(() if indices is None else (indices,)))
-
-    def _bound(self, method: str, *arrays: Array) -> Array:
-        x, *indices = arrays
-        what = _Static(method, self.shape, self.bins)
-        made: Array = bound(region_p, x, self._boxes, *indices, what=what)[0]
+    def _bound(self, x: Array, *indices: Array, **how: bool) -> Array:
+        what = _Static(self.shape, self.bins, **how)
+        made: Array = bound(region_p, x, self.boxes, *indices, what=what)[0]
         return made
 
 
@@ -89,17 +78,17 @@ class _CompiledMap(PortableMap):
 
 def _run(x: Array, boxes: Array, *indices: Array, what: _Static) -> list[Array]:
     regions = _CompiledMap(what.shape, boxes, x.dtype.name, what.bins)
-    if what.method == "pool":
-        return [regions.pool(x)[1]]
-    return [getattr(regions, what.method)(x, *indices)]
+    if what.finds_winners:
+        return [regions.winners(x)]
+    return [regions.apply(x, indices[0] if indices else None, what.transpose)]
 
 
 def _shapes(x: Any, boxes: Any, *indices: Any, what: _Static) -> list[Any]:
     shape = what.shape
-    if what.method != "transposed":
+    if not what.transpose:
         shape = boxes.shape[0], shape[1], *what.bins.output_size
-    dtype = jnp.int32 if what.method == "pool" else x.dtype
-    return [x.update(shape=shape, dtype=jnp.dtype(dtype), weak_type=False)]
+    dtype = jnp.dtype(jnp.int32) if what.finds_winners else x.dtype
+    return [x.update(shape=shape, dtype=dtype, weak_type=False)]
 
 
 def _jvp(primals: Any, tangents: Any, *, what: _Static) -> Any:
@@ -114,7 +103,7 @@ def _transpose(cotangents: Any, x: Any, *constants: Any, what: _Static) -> Any:
     nothing = (None,) * len(constants)
     if isinstance(cotangents[0], _compat.Zero):
         return (_compat.Zero(x.aval), *nothing)
-    flipped = what._replace(method="apply" if what.method == "transposed" else "transposed")
+    flipped = what._replace(transpose=not what.transpose)
     return (*bound(region_p, cotangents[0], *constants, what=flipped), *nothing)
 
 
@@ -133,14 +122,9 @@ def _batch(args: Any, dims: Any, *, what: _Static) -> Any:
     joined = (a.reshape(size * a.shape[1], *a.shape[2:]) for a in (x, table, *indices))
     all_images = what._replace(shape=(size * images, *what.shape[1:]))
     (made,) = bound(region_p, *joined, what=all_images)
-    each = images if what.method == "transposed" else count
+    each = images if what.transpose else count
     return [made.reshape(size, each, *made.shape[1:])], [0]
 
 
-region_p.multiple_results = True
-region_p.def_impl(partial(_compat.apply_primitive, region_p))
-region_p.def_abstract_eval(_shapes)
-_compat.primitive_jvps[region_p] = _jvp
-_compat.primitive_transposes[region_p] = _transpose
-_compat.primitive_batchers[region_p] = _batch
+register(region_p, _shapes, _jvp, _transpose, _batch)
 _compat.register_lowering(region_p, lowering(_run))

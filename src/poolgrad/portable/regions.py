@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,19 +66,22 @@ def region_map(input: Any, boxes: Any, bins: Bins) -> tuple[Any, RegionMap]:
         numbers = arguments.boxes(name, value)
         return xp.asarray(numbers.tolist(), dtype=getattr(xp, numbers.dtype.name), **where)
 
-    def join(parts: list[Any]) -> Any:
-        kind = getattr(xp, widest(xp, input))
-        rows = [xp.zeros((0, 5), dtype=kind, **where)]
-        for image, own in enumerate(parts):
-            index = xp.full((own.shape[0], 1), image, dtype=kind, **where)
-            rows.append(xp.concat([index, xp.astype(own, kind)], axis=1))
-        return xp.concat(rows, axis=0)
-
-    table = table_of(boxes, shape[0], convert, join)
+    table = table_of(boxes, shape[0], convert, partial(joined, input))
     if not bool(accepted(table, shape[0], bins.spatial_scale)):
         raise ValueError(refusal(shape[0]))
     # A copy, because the caller may change the array.
     return input, PortableMap(shape, xp.asarray(table, copy=True), name_of(input.dtype), bins)
+
+
+def joined(x: Any, parts: Sequence[Any]) -> Any:
+    """Join the boxes of each image, each after a column with its index, on the device of `x`."""
+    xp, where = namespace(x), placed(x)
+    kind = getattr(xp, widest(xp, x))
+    rows = [xp.zeros((0, 5), dtype=kind, **where)]
+    for image, own in enumerate(parts):
+        index = xp.full((own.shape[0], 1), image, dtype=kind, **where)
+        rows.append(xp.concat([index, xp.astype(own, kind)], axis=1))
+    return xp.concat(rows, axis=0)
 
 
 class PortableMap(RegionMap):
@@ -92,42 +96,33 @@ class PortableMap(RegionMap):
     """
 
     def __init__(self, shape: Sequence[int], boxes: Any, dtype: str, bins: Bins) -> None:
-        super().__init__(shape, boxes.shape[0], dtype, bins)
+        super().__init__(shape, boxes, dtype, bins)
         self._xp = xp = namespace(boxes)
         self._where, self._sum_dtype = placed(boxes), exact_dtype(dtype)
         table = converted(xp, boxes, widest(xp, boxes))
         self._image = xp.clip(xp.astype(table[:, 0], xp.int64), 0, max(shape[0] - 1, 0))
         self._corners = self._rounded(self._real(table[:, 1:]) * bins.spatial_scale)
 
-    def pool(self, x: Any) -> tuple[Any, Any]:
-        (images, _, height, width), (*_, rows, columns) = self.shape, self.out_shape
-        tables = images * height * width * height.bit_length()
-        boxes = self._image, *self._pixels(0), *self._pixels(1)
+    def winners(self, x: Any) -> Any:
+        (images, _, height, width), (rows, columns) = self.shape, self.bins.output_size
+        whole = images * height * width * height.bit_length()
         each = rows * columns * width
-        indices = self._tiled(self._winners, "int32", tables, each, boxes, inputs=[x])
-        return self.apply(x, indices), indices
+        boxes = self._image, *self._pixels(0), *self._pixels(1)
+        return self._tiled(self._winners, "int32", whole, each, boxes, x)
 
-    def apply(self, x: Any, indices: Any = None) -> Any:
-        width, (*_, rows, columns) = self.shape[3], self.out_shape
-        if indices is not None:
-            each, boxes = rows * columns, [self._image]
-            return self._tiled(
-                self._gathered, self.dtype, 0, each, boxes, inputs=[x], outputs=[indices]
-            )
-        boxes = [self._image, *self._taps(0), *self._taps(1)]
-        each = rows * max(boxes[1].shape[2] * width, columns * boxes[3].shape[2])
-        return self._tiled(self._averages, self.dtype, 0, each, boxes, inputs=[x])
-
-    def transposed(self, gy: Any, indices: Any = None) -> Any:
-        (images, _, height, width), (*_, rows, columns) = self.shape, self.out_shape
-        whole, each, boxes = images * height * width, rows * columns, [self._image]
-        if indices is not None:
-            return self._tiled(
-                self._scattered, self.dtype, whole, each, boxes, outputs=[gy, indices]
-            )
-        boxes += [*self._taps(0), self._weights(1)]
-        each = rows * max(boxes[1].shape[2], columns) * width
-        return self._tiled(self._spread, self.dtype, whole, each, boxes, outputs=[gy])
+    def apply(self, array: Any, indices: Any = None, transpose: bool = False) -> Any:
+        (images, _, height, width), (rows, columns) = self.shape, self.bins.output_size
+        boxes, each = [self._image], rows * columns
+        compute: Callable[..., Any] = self._scattered if transpose else self._gathered
+        if indices is None:
+            compute = self._spread if transpose else self._averages
+            boxes += [*self._taps(0), *([self._weights(1)] if transpose else self._taps(1))]
+            each = rows * max(boxes[1].shape[2] * width, columns * boxes[-1].shape[2])
+        routes = [] if indices is None else [indices]
+        if transpose:
+            whole = images * height * width
+            return self._tiled(compute, self.dtype, whole, each, boxes, bins=[array, *routes])
+        return self._tiled(compute, self.dtype, 0, each, boxes, array, routes)
 
     def _tiled(
         self,
@@ -136,39 +131,37 @@ class PortableMap(RegionMap):
         whole: int,
         each: int,
         boxes: Sequence[Any],
-        inputs: Sequence[Any] = (),
-        outputs: Sequence[Any] = (),
+        x: Any = None,
+        bins: Sequence[Any] = (),
     ) -> Any:
         """Compute a map in tiles of some channels and some boxes.
 
         Parameters
         ----------
         compute : callable
-            Takes the parts of all arrays: inputs, outputs, boxes. Without inputs it computes the
+            Takes the parts of all arrays: input, bins, boxes. Without an input it computes the
             transpose, and the results of the boxes are added.
         dtype : str
             The dtype of the result.
         whole, each : int
             The elements of the largest temporary array for a channel, and for a box and a channel.
-        boxes, inputs, outputs : sequence of array
+        boxes, x, bins : arrays
             The arrays that are cut along boxes, along channels, and along both.
         """
         xp, (count, channels, *_) = self._xp, self.out_shape
-        kind, shape = getattr(xp, dtype), self.out_shape if inputs else self.shape
+        kind, shape = getattr(xp, dtype), self.shape if x is None else self.out_shape
         if 0 in (*self.shape, count):
             return xp.zeros(shape, dtype=kind, **self._where)
         tiles = []
-        for first, last in _parts(boxes[0], channels, max(whole, each)):
-            cut = [x[:, first:last, ...] for x in inputs]
-            parts = [
-                compute(
-                    *cut,
-                    *(y[low:high, first:last, ...] for y in outputs),
-                    *(box[low:high, ...] for box in boxes),
-                )
-                for low, high in _parts(boxes[0], count, each * (last - first))
-            ]
-            tile = xp.concat(parts, axis=0) if inputs else sum(parts[1:], start=parts[0])
+        for first, last in _parts(self._image, channels, max(whole, each)):
+            own, parts = [] if x is None else [x[:, first:last, ...]], []
+            for low, high in _parts(self._image, count, each * (last - first)):
+                cut = [
+                    *(y[low:high, first:last, ...] for y in bins),
+                    *(b[low:high, ...] for b in boxes),
+                ]
+                parts.append(compute(*own, *cut))
+            tile = sum(parts[1:], start=parts[0]) if x is None else xp.concat(parts, axis=0)
             tiles.append(xp.astype(tile, kind))
         return xp.concat(tiles, axis=1)
 

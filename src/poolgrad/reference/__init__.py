@@ -28,8 +28,9 @@ import numpy as np
 
 from poolgrad import functional
 from poolgrad.numpy import FRONT_END as NUMPY
+from poolgrad.reference import regions
 from poolgrad.reference.operators import OPERATORS, Array, Inside, Pooled
-from poolgrad.reference.regions import VJPS, RegionPullback, roi_align, roi_pool
+from poolgrad.reference.regions import RegionPullback, roi_align, roi_pool
 from poolgrad.reference.windows import Pullback
 
 __all__ = ["OPERATORS", "Inside", "Pooled", "Pullback", "RegionPullback", "roi_align", "roi_pool"]
@@ -39,9 +40,8 @@ __all__.extend(functional.FUNCTIONS)
 
 def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Array, Any]:
     """Compute a pooling and its pullback, as `poolgrad.vjp`, for functions of this module."""
-    of_regions = VJPS.get(fun)
-    if of_regions is not None:
-        return of_regions(x, *args, **kwargs)
+    if fun in regions.ENTRIES:
+        return regions.vjp(fun, x, *args, **kwargs)
     request = fun.describe(x, *args, **kwargs)  # type: ignore[attr-defined]
     pullback = Pullback(request)
     NUMPY.require_gradient(np.asarray(x))

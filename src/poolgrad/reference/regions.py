@@ -9,40 +9,32 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, NamedTuple
+from inspect import signature
+from typing import Any
 
 import numpy as np
 
 from poolgrad.reference.operators import Array
 
-
-class Entry(NamedTuple):
-    """One output: its box, channel and bin, and the inputs that it is a sum of, with weights."""
-
-    output: tuple[int, int, int, int]
-    inputs: list[tuple[int, int, int, int]]
-    weights: list[float]
+Index = tuple[int, int, int, int]
+Entry = tuple[Index, Index, float]  # an output, an input that it depends on, and the weight
 
 
 class RegionPullback:
     """Computes the output and, when called, the gradient of the input, from the same entries."""
 
-    def __init__(self, x: Array, table: Array, size: tuple[int, int], entries: list[Entry]) -> None:
-        self._x = x
-        self._entries = entries
-        y = np.zeros((len(table), self._x.shape[1], *size))
-        for output, inputs, weights in entries:
-            for i, weight in zip(inputs, weights, strict=True):
-                y[output] += weight * float(self._x[i])
-        self.y = y.astype(self._x.dtype)
+    def __init__(self, x: Array, shape: Index, entries: list[Entry]) -> None:
+        self._x, self._entries = x, entries
+        y = np.zeros(shape)
+        for output, i, weight in entries:
+            y[output] += weight * float(x[i])
+        self.y = y.astype(x.dtype)
 
     def __call__(self, gy: Array) -> Array:
         """Compute the gradient of the input: the weighted sum of the gradients of outputs."""
         gx = np.zeros(self._x.shape)
-        for output, inputs, weights in self._entries:
-            for i, weight in zip(inputs, weights, strict=True):
-                gx[i] += weight * float(gy[output])
+        for output, i, weight in self._entries:
+            gx[i] += weight * float(gy[output])
         return gx.astype(self._x.dtype)
 
 
@@ -90,42 +82,31 @@ def pixel_bins(low: Any, high: Any, bins: int, size: int) -> list[range]:
     return found
 
 
-def _pool_entries(
-    x: Array, table: Array, size: tuple[int, int], spatial_scale: float = 1.0
-) -> Iterator[Entry]:
+def _pool_entries(x: Array, table: Array, size: tuple[int, int], scale: float) -> Iterator[Entry]:
     _, channels, height, width = x.shape
-    for k, image, (x1, y1, x2, y2) in _scaled(x, table, spatial_scale):
+    for k, image, (x1, y1, x2, y2) in _scaled(x, table, scale):
         rows, columns = pixel_bins(y1, y2, size[0], height), pixel_bins(x1, x2, size[1], width)
         for c, i, j in itertools.product(range(channels), range(size[0]), range(size[1])):
             pixels = [(image, c, h, w) for h in rows[i] for w in columns[j]]
-            if not pixels:
-                yield Entry((k, c, i, j), [], [])
-                continue
-            winner = pixels[0]
+            winner = pixels[0] if pixels else None
             for pixel in pixels:  # a NaN wins, of equal inputs the first
                 if x[pixel] > x[winner] or np.isnan(x[pixel]):
                     winner = pixel
-            yield Entry((k, c, i, j), [winner], [1.0])
+            if winner:
+                yield (k, c, i, j), winner, 1.0
 
 
 # RoIAlign
 
 
-def interpolated(y: Any, x: Any, height: int, width: int) -> dict[tuple[int, int], float]:
-    """The inputs around a point and their weights; none for a point that lies too far outside."""
-    if y < -1 or y > height or x < -1 or x > width:
+def interpolated(at: Any, size: int) -> dict[int, float]:
+    """The inputs around a point along an axis and their weights; none if it is too far outside."""
+    if at < -1 or at > size:
         return {}
-    y, x = max(y, type(y)(0)), max(x, type(x)(0))
-    top, left = min(int(y), height - 1), min(int(x), width - 1)
-    below = float(y - type(y)(top)) if top < height - 1 else 0.0
-    right = float(x - type(x)(left)) if left < width - 1 else 0.0
-    corners = {
-        (top, left): (1 - below) * (1 - right),
-        (top, left + 1): (1 - below) * right,
-        (top + 1, left): below * (1 - right),
-        (top + 1, left + 1): below * right,
-    }
-    return {corner: weight for corner, weight in corners.items() if weight}
+    at = max(at, type(at)(0))
+    first = min(int(at), size - 1)
+    share = float(at - type(at)(first)) if first < size - 1 else 0.0
+    return {i: weight for i, weight in ((first, 1 - share), (first + 1, share)) if weight}
 
 
 def sample_points(low: Any, high: Any, bins: int, ratio: int, aligned: bool) -> list[list[Any]]:
@@ -138,57 +119,46 @@ def sample_points(low: Any, high: Any, bins: int, ratio: int, aligned: bool) -> 
         length = max(length, real(1))
     bin_length = length / real(bins)
     count = ratio if ratio > 0 else math.ceil(bin_length)
-    return [
-        [
-            low + real(b) * bin_length + real(s + 0.5) * bin_length / real(count)
-            for s in range(count)
-        ]
-        for b in range(bins)
-    ]
+    steps = [real(s + 0.5) * bin_length / real(count) for s in range(count)]
+    return [[low + real(b) * bin_length + step for step in steps] for b in range(bins)]
 
 
 def _align_entries(
-    x: Array,
-    table: Array,
-    size: tuple[int, int],
-    spatial_scale: float = 1.0,
-    sampling_ratio: int = -1,
-    aligned: bool = False,
+    x: Array, table: Array, size: tuple[int, int], scale: float, ratio: int, aligned: bool
 ) -> Iterator[Entry]:
     _, channels, height, width = x.shape
-    for k, image, (x1, y1, x2, y2) in _scaled(x, table, spatial_scale):
-        rows = sample_points(y1, y2, size[0], sampling_ratio, aligned)
-        columns = sample_points(x1, x2, size[1], sampling_ratio, aligned)
+    for k, image, (x1, y1, x2, y2) in _scaled(x, table, scale):
+        rows = sample_points(y1, y2, size[0], ratio, aligned)
+        columns = sample_points(x1, x2, size[1], ratio, aligned)
         for i, j in itertools.product(range(size[0]), range(size[1])):
             points = list(itertools.product(rows[i], columns[j]))
             weights: dict[tuple[int, int], float] = {}
             for at_y, at_x in points:
-                for corner, weight in interpolated(at_y, at_x, height, width).items():
-                    weights[corner] = weights.get(corner, 0.0) + weight / len(points)
-            for c in range(channels):
-                inputs = [(image, c, h, w) for h, w in weights]
-                yield Entry((k, c, i, j), inputs, [*weights.values()])
+                taps = interpolated(at_y, height).items(), interpolated(at_x, width).items()
+                for (h, along_y), (w, along_x) in itertools.product(*taps):
+                    weight = along_y * along_x / len(points)
+                    weights[h, w] = weights.get((h, w), 0.0) + weight
+            for c, ((h, w), weight) in itertools.product(range(channels), weights.items()):
+                yield (k, c, i, j), (image, c, h, w), weight
 
 
 # Functions with the signatures of `poolgrad`
 
 
-def _vjp(
-    entries: Callable[..., Iterator[Entry]],
-    input: Any,
-    boxes: Any,
-    output_size: Any,
-    *arguments: Any,
-    **named: Any,
-) -> tuple[Array, RegionPullback]:
+def vjp(function: Callable[..., Array], *args: Any, **kwargs: Any) -> tuple[Array, RegionPullback]:
+    """Compute the output and the pullback of a call of `roi_pool` or `roi_align`."""
+    given = signature(function).bind(*args, **kwargs)
+    given.apply_defaults()
+    input, boxes, output_size, *how = given.args
     x, table, size = np.asarray(input), _table(boxes), _pair(output_size)
-    pullback = RegionPullback(x, table, size, list(entries(x, table, size, *arguments, **named)))
+    entries = list(ENTRIES[function](x, table, size, *how))
+    pullback = RegionPullback(x, (len(table), x.shape[1], *size), entries)
     return pullback.y, pullback
 
 
 def roi_pool(input: Any, boxes: Any, output_size: Any, spatial_scale: float = 1.0) -> Array:
     """Reference implementation of `poolgrad.roi_pool` (Girshick, Fast R-CNN, 2015)."""
-    return _vjp(_pool_entries, input, boxes, output_size, spatial_scale)[0]
+    return vjp(roi_pool, input, boxes, output_size, spatial_scale)[0]
 
 
 def roi_align(
@@ -201,10 +171,8 @@ def roi_align(
 ) -> Array:
     """Reference implementation of `poolgrad.roi_align` (He et al., Mask R-CNN, 2017)."""
     how = spatial_scale, sampling_ratio, aligned
-    return _vjp(_align_entries, input, boxes, output_size, *how)[0]
+    return vjp(roi_align, input, boxes, output_size, *how)[0]
 
 
-VJPS: dict[Callable[..., Any], Callable[..., tuple[Array, RegionPullback]]] = {
-    roi_pool: partial(_vjp, _pool_entries),
-    roi_align: partial(_vjp, _align_entries),
-}
+ENTRIES: dict[Callable[..., Array], Callable[..., Iterator[Entry]]]
+ENTRIES = {roi_pool: _pool_entries, roi_align: _align_entries}

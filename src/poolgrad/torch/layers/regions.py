@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from inspect import signature
-
 from torch import Tensor
 
 from poolgrad.region_maps import bins
@@ -11,16 +9,7 @@ from poolgrad.regions import roi_align, roi_pool
 from poolgrad.torch.layers.arguments import Layer
 
 
-class _RegionLayer(Layer):
-    """A layer whose attributes are the arguments of its constructor."""
-
-    def extra_repr(self) -> str:
-        """Return the arguments for `repr`."""
-        names = signature(type(self)).parameters
-        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
-
-
-class RoIPool2d(_RegionLayer):
+class RoIPool2d(Layer):
     """Maximum of each bin of regions of interest (RoIPool): the layer of `poolgrad.roi_pool`.
 
     Parameters
@@ -54,18 +43,18 @@ class RoIPool2d(_RegionLayer):
     torch.Size([1, 64, 7, 7])
     """
 
+    shown = ("output_size", "spatial_scale")
+
     def __init__(self, output_size: int | tuple[int, int], spatial_scale: float = 1.0) -> None:
         super().__init__()
-        wanted = bins(output_size, spatial_scale)
-        self.output_size, self.spatial_scale = wanted.output_size, wanted.spatial_scale
+        self.output_size, self.spatial_scale, *_ = bins(output_size, spatial_scale)
 
     def forward(self, input: Tensor, boxes: Tensor | list[Tensor]) -> Tensor:
         """Pool (N, C, H, W) and K boxes to (K, C, output height, output width)."""
-        y: Tensor = roi_pool(input, boxes, self.output_size, self.spatial_scale)
-        return y
+        return roi_pool(input, boxes, self.output_size, self.spatial_scale)  # type: ignore[no-any-return]
 
 
-class RoIAlign2d(_RegionLayer):
+class RoIAlign2d(Layer):
     """Average of bilinear samples of regions of interest: the layer of `poolgrad.roi_align`.
 
     Parameters
@@ -103,6 +92,8 @@ class RoIAlign2d(_RegionLayer):
     torch.Size([2, 64, 7, 7])
     """
 
+    shown = ("output_size", "spatial_scale", "sampling_ratio", "aligned")
+
     def __init__(
         self,
         output_size: int | tuple[int, int],
@@ -112,8 +103,8 @@ class RoIAlign2d(_RegionLayer):
     ) -> None:
         super().__init__()
         wanted = bins(output_size, spatial_scale, sampling_ratio, aligned)
-        self.output_size, self.spatial_scale = wanted.output_size, wanted.spatial_scale
-        self.sampling_ratio, self.aligned = int(sampling_ratio), wanted.aligned
+        self.output_size, self.spatial_scale, _, self.aligned = wanted
+        self.sampling_ratio = int(sampling_ratio)
 
     def forward(self, input: Tensor, boxes: Tensor | list[Tensor]) -> Tensor:
         """Pool (N, C, H, W) and K boxes to (K, C, output height, output width)."""
