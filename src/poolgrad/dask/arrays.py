@@ -17,11 +17,12 @@ from dask.layers import ArrayBlockIdDep
 from numpy.typing import NDArray
 
 from poolgrad.buffers import dtype_named, readable
+from poolgrad.dask.segments import Range
+from poolgrad.windows import Axis
 
 Array = NDArray[Any]
 Position = tuple[int, ...]
 Chunks = tuple[tuple[int, ...], ...]
-Range = tuple[int, int]  # begin and end, exclusive
 
 
 def asarray(name: str, array: Any) -> Any:
@@ -96,12 +97,17 @@ def spans(chunks: Sequence[int]) -> list[Range]:
     return list(pairwise(accumulate(chunks, initial=0)))
 
 
-def gather(array: Any, ranges: Mapping[int, Sequence[Range]]) -> Any:
-    """Return an array whose chunks along some axes are these ranges, which may overlap.
+def gather(
+    array: Any, segments: Mapping[int, Sequence[Axis | None]], range_of: Callable[[Axis], Range]
+) -> Any:
+    """Return an array whose chunks along the pooled axes are ranges of segments, which may overlap.
 
-    A task that needs a part of a chunk receives this part only.
+    A task that needs a part of a chunk receives this part only. A chunk that no window reads has no
+    segment; its task receives the first element.
     """
-    every = [ranges.get(axis, spans(chunks)) for axis, chunks in enumerate(array.chunks)]
+    every = list(map(spans, array.chunks))
+    for axis, parts in segments.items():
+        every[axis] = [range_of(part) if part else (0, 1) for part in parts]
     if every == list(map(spans, array.chunks)):
         return array
     name = f"gather-{tokenize(array.name, every)}"

@@ -8,7 +8,7 @@ and, where windows cross a border, strips of the next ones. Unpooling reads whol
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,16 +20,8 @@ from poolgrad import arguments
 from poolgrad.buffers import dtype_named
 from poolgrad.composition import Functions
 from poolgrad.dask import tasks
-from poolgrad.dask.arrays import (
-    Chunks,
-    Range,
-    asarray,
-    gather,
-    map_chunks,
-    spans,
-    without_empty_chunks,
-)
-from poolgrad.dask.segments import Segment, segment_reading, segments
+from poolgrad.dask.arrays import Chunks, asarray, gather, map_chunks, spans, without_empty_chunks
+from poolgrad.dask.segments import inputs_of, outputs_of, segment_reading, segments
 from poolgrad.frontend import FrontEnd
 from poolgrad.interface import Buffer, Operator, Request, indexed, unpacked
 from poolgrad.numpy import FRONT_END as NUMPY
@@ -173,7 +165,7 @@ class DaskCall(Call):
         more: tuple[Buffer, ...] = self.ready.residual if residual else ()
         if self.local.return_indices:
             more = (self.ready.per_output("int64"),)
-        x = gather(self.array, _ranges("inputs", self._segments))
+        x = gather(self.array, self._segments, inputs_of)
         dtype = object if more else dtype_named(self.layout.out_dtype)
         how = {"segments": self._segments, "keep": residual and bool(more)}
         results = self._map(tasks.forward, self._chunks, dtype, x, **how)
@@ -190,10 +182,10 @@ class DaskCall(Call):
 
     def gradient(self, gy: Any, x: Any, residual: Sequence[Any]) -> Any:
         kept = residual[: self.needed]
-        windows = _ranges("outputs", self._reading)
-        arrays = [gather(array, windows) for array in (gy.rechunk(self._chunks), *kept)]
+        cotangents = gy.rechunk(self._chunks)
+        arrays = [gather(array, self._reading, outputs_of) for array in (cotangents, *kept)]
         if self.nonlinear:
-            arrays.append(gather(self.array, _ranges("inputs", self._reading)))
+            arrays.append(gather(self.array, self._reading, inputs_of))
         grid = self.array.chunks
         how = {"segments": self._reading, "grid": grid, "dtype_name": self.layout.dtype}
         gx = self._map(tasks.gradient, grid, self.array.dtype, *arrays, **how)
@@ -206,11 +198,6 @@ class DaskCall(Call):
         others = self.operator.operand.summed_axes(given, layout)
         total = da.reduction(slopes, tasks.summed, tasks.summed, axis=others, dtype="float64")
         return total.astype(layout.sum_dtype).reshape(given)
-
-
-def _ranges(name: str, segments: Mapping[int, Sequence[Segment | None]]) -> dict[int, list[Range]]:
-    """Return the outputs or inputs of segments; (0, 1) for a chunk that no window reads."""
-    return {a: [getattr(s, name, (0, 1)) for s in along] for a, along in segments.items()}
 
 
 def _indices(value: Any, shape: tuple[int, ...]) -> Any:

@@ -1,40 +1,30 @@
-"""Assigns the windows of a chunked axis to chunks, and computes which inputs they read."""
+"""Assigns the windows of a chunked axis to chunks, and computes which inputs they read.
+
+A segment is a slice of an axis (`Axis.sliced`): consecutive windows that are pooled together.
+"""
 
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 from poolgrad.windows import Axis
 
-
-class Segment(NamedTuple):
-    """Consecutive windows that are pooled together.
-
-    Attributes
-    ----------
-    outputs, inputs : tuple of (start, stop)
-        The windows, and the inputs that they contain.
-    axis : Axis
-        The windows, as windows of these inputs.
-    """
-
-    outputs: tuple[int, int]
-    inputs: tuple[int, int]
-    axis: Axis
-
-    @property
-    def out(self) -> int:
-        """Number of windows."""
-        return self.outputs[1] - self.outputs[0]
-
-    @property
-    def size(self) -> int:
-        """Number of inputs of the whole axis."""
-        return self.axis.origin.inputs
+Range = tuple[int, int]  # begin and end, exclusive
 
 
-def _window_range(axis: Axis, output: int) -> tuple[int, int]:
+def outputs_of(segment: Axis) -> Range:
+    """Return the range of the windows of a segment."""
+    first = segment.origin.first
+    return first, first + segment.out
+
+
+def inputs_of(segment: Axis) -> Range:
+    """Return the range of the inputs that the windows of a segment contain."""
+    before = segment.origin.before
+    return before, before + segment.size
+
+
+def _window_range(axis: Axis, output: int) -> Range:
     """Return the first and last (exclusive) position of a window, also outside the input."""
     if axis.adaptive:
         return axis.bins(output)
@@ -42,15 +32,14 @@ def _window_range(axis: Axis, output: int) -> tuple[int, int]:
     return start, start + (axis.kernel - 1) * axis.dilation + 1
 
 
-def segment(axis: Axis, first: int, stop: int) -> Segment:
+def _segment(axis: Axis, first: int, stop: int) -> Axis:
     """Return a segment of windows, of which at least one contains an input."""
     begin = max(_window_range(axis, first)[0], 0)
     end = min(_window_range(axis, stop - 1)[1], axis.size)
-    outputs, inputs = (first, stop), (begin, end)
-    return Segment(outputs, inputs, axis.sliced(outputs, inputs))
+    return axis.sliced((first, stop), (begin, end))
 
 
-def segments(axis: Axis, chunks: tuple[int, ...]) -> list[Segment]:
+def segments(axis: Axis, chunks: tuple[int, ...]) -> list[Axis]:
     """Return the segments of an axis: for each chunk the windows that begin in it.
 
     Windows of padding only belong to another segment. If there are no others, the whole axis is one
@@ -64,8 +53,8 @@ def segments(axis: Axis, chunks: tuple[int, ...]) -> list[Segment]:
     if not _holds_input(axis, bounds[-1], axis.out):
         bounds.pop()
     if not bounds:
-        return [Segment((0, axis.out), (0, axis.size), axis)]
-    return [segment(axis, *outputs) for outputs in pairwise([*bounds, axis.out])]
+        return [axis]
+    return [_segment(axis, *outputs) for outputs in pairwise([*bounds, axis.out])]
 
 
 def _first_beyond(axis: Axis, position: int) -> int:
@@ -83,14 +72,14 @@ def _holds_input(axis: Axis, first: int, stop: int) -> bool:
     )
 
 
-def segment_reading(axis: Axis, start: int, stop: int) -> Segment | None:
+def segment_reading(axis: Axis, start: int, stop: int) -> Axis | None:
     """Return the windows that read a range of inputs; None if there are none."""
     if start == stop:
         return None
     if axis.adaptive:
         first, last = start * axis.out // axis.size, -(-stop * axis.out // axis.size)
-        return segment(axis, first, min(last, axis.out))
+        return _segment(axis, first, min(last, axis.out))
     reach = (axis.kernel - 1) * axis.dilation + 1
     first = max(-(-(start + axis.lo - reach + 1) // axis.stride), 0)
     last = min((stop - 1 + axis.lo) // axis.stride + 1, axis.out)
-    return segment(axis, first, last) if first < last else None
+    return _segment(axis, first, last) if first < last else None

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from poolgrad.buffers import dtype_named, laid_out, placeholder, readable
 from poolgrad.dask.arrays import Chunks, Position, shape_at, spans
-from poolgrad.dask.segments import Segment
+from poolgrad.dask.segments import inputs_of
 from poolgrad.interface import Request
 from poolgrad.numpy import FRONT_END
 from poolgrad.operators import OPERATORS
+from poolgrad.windows import Axis
 
 Array = NDArray[Any]
-Segments = Mapping[int, Sequence[Segment]]  # by pooled axis, one for each chunk
+Segments = Mapping[int, Sequence[Axis]]  # by pooled axis, one for each chunk
 
 
 def forward(
@@ -33,18 +34,17 @@ def forward(
     return (result[0], _global(result[1], here)) if request.return_indices else result
 
 
-def _local(request: Request, x: Array, here: Sequence[Segment], operands: Any) -> Request:
+def _local(request: Request, x: Array, here: Sequence[Axis], operands: Any) -> Request:
     """Return the request of segments; operands that are cut into chunks replace its own."""
-    spec = request.spec._replace(slices=tuple(s.axis for s in here))
+    spec = request.spec._replace(slices=(*here,))
     return replace(request, x=x, spec=spec, operands=operands or request.operands)
 
 
-def _global(indices: Array, here: Sequence[Segment]) -> Array:
+def _global(indices: Array, here: Sequence[Axis]) -> Array:
     """Convert flat positions in a part of a plane to flat positions in the plane."""
-    sizes = [s.inputs[1] - s.inputs[0] for s in here]
-    along = np.unravel_index(np.maximum(indices, 0), sizes)
-    moved = tuple(i + s.inputs[0] for i, s in zip(along, here, strict=True))
-    return np.where(indices < 0, -1, np.ravel_multi_index(moved, [s.size for s in here]))
+    along = np.unravel_index(np.maximum(indices, 0), [s.size for s in here])
+    moved = tuple(i + s.origin.before for i, s in zip(along, here, strict=True))
+    return np.where(indices < 0, -1, np.ravel_multi_index(moved, [s.origin.inputs for s in here]))
 
 
 def element(position: Position, results: tuple[Array, ...], k: int) -> Array:
@@ -57,7 +57,7 @@ def gradient(
     gy: Array,
     *arrays: Array,
     request: Request,
-    segments: Mapping[int, Sequence[Segment | None]],
+    segments: Mapping[int, Sequence[Axis | None]],
     grid: Chunks,
     dtype_name: str,
 ) -> Array:
@@ -77,7 +77,7 @@ def gradient(
     x = kept.pop() if operator.nonlinear else None
     size = list(shape)
     for axis, segment in reading.items():
-        size[axis] = segment.inputs[1] - segment.inputs[0]
+        size[axis] = segment.size
     like = placeholder(tuple(size), kind)
     call = FRONT_END.call(_local(request, like, here, operands))
     part = FRONT_END.gradient(call, gy, x, laid_out(kept, call.ready.residual))
@@ -86,16 +86,16 @@ def gradient(
 
 def _chunk_of(
     part: Array,
-    segments: Mapping[int, Segment],
+    segments: Mapping[int, Axis],
     chunk: Mapping[int, tuple[int, int]],
     shape: Position,
 ) -> Array:
     """Return the values of a chunk from the inputs of segments; 0 outside the segments."""
-    if all(segment.inputs == chunk[a] for a, segment in segments.items()):
+    if all(inputs_of(segment) == chunk[a] for a, segment in segments.items()):
         return part
     inside, target = [slice(None)] * part.ndim, [slice(None)] * part.ndim
     for axis, segment in segments.items():
-        (start, stop), (begin, end) = chunk[axis], segment.inputs
+        (start, stop), (begin, end) = chunk[axis], inputs_of(segment)
         lo, hi = max(start, begin), min(stop, end)
         inside[axis], target[axis] = slice(lo - begin, hi - begin), slice(lo - start, hi - start)
     gx = np.zeros(shape, part.dtype)  # not a view, which would keep the larger array alive
