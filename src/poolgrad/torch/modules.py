@@ -9,17 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from poolgrad.arguments import below_one
-from poolgrad.functional import FUNCTIONS
+from poolgrad.functional import FUNCTIONS, families
 from poolgrad.functional.declare import described
 from poolgrad.functional.modules import Placeholder
 from poolgrad.interface import Request
 from poolgrad.torch.arrays import checked, name_of, pools
-from poolgrad.torch.base import Pool, each
+from poolgrad.torch.base import Pool, constructor, each
 from poolgrad.torch.function import FRONT_END
 
 
 class Maximum(Pool):
     """The maximum, which can be fused with a ReLU."""
+
+    @constructor(families.MaxModule)
+    def __init__(self) -> None: ...
 
     def rectified(self, x: Tensor) -> Any:
         """Compute the maximum of ``relu(x)`` in one pass; only if it `may_be_fused`."""
@@ -66,6 +69,9 @@ class _Exported(Pool):
 class ReLUMaximum(_Exported):
     """The maximum of the ReLU."""
 
+    @constructor(families.Selecting)
+    def __init__(self) -> None: ...
+
     note = "It is exported as PyTorch's ReLU and maximum if these compute the same."
 
     def forward(self, input: Tensor) -> Any:
@@ -78,6 +84,9 @@ class ReLUMaximum(_Exported):
 class Mixed(_Exported):
     """The mixture of maximum and average."""
 
+    @constructor(families.Mixed)
+    def __init__(self) -> None: ...
+
     def forward(self, x: Tensor) -> Any:
         """Compute the mixture; see `MaxPool2d.forward`."""
         if not self._is_exported():
@@ -88,8 +97,15 @@ class Mixed(_Exported):
         return most + (1 - alpha) * self._average(x, self.count_include_pad)
 
 
+class _StochasticArguments(families.Drawn, families.Routed, families.Windows):
+    """Those of the function without `training`, which is the mode of the module."""
+
+
 class Stochastic(_Exported):
     """A random input in training mode, its expected value in evaluation mode."""
+
+    @constructor(_StochasticArguments)
+    def __init__(self) -> None: ...
 
     note = "It draws in training mode; in evaluation mode it gives the mean, without indices."
 
@@ -115,8 +131,15 @@ class Stochastic(_Exported):
         return torch.where(some, mean, self._average(x))
 
 
+class _FractionalArguments(families.RandomSamples, families.Fractional):
+    """Those of the function."""
+
+
 class Fractional(Pool):
     """Fractional windows; their samples, a buffer, are cast with the module."""
+
+    @constructor(_FractionalArguments)
+    def __init__(self) -> None: ...
 
     autocast_to_float32 = True
 
@@ -132,6 +155,9 @@ class Fractional(Pool):
 
 class Unpool(Pool):
     """Unpooling, which takes indices with every call."""
+
+    @constructor(families.Unpool)
+    def __init__(self) -> None: ...
 
     autocast_to_float32 = True
     required = ("indices",)
@@ -164,6 +190,9 @@ class Unpool(Pool):
 
 class Lip(Pool):
     """Local importance pooling, which takes logits with every call."""
+
+    @constructor(families.Windows)
+    def __init__(self) -> None: ...
 
     required = ("logits",)
     note = "It is called with values and their `logits`."
