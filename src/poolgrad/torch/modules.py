@@ -14,8 +14,7 @@ from poolgrad.functional.declare import described
 from poolgrad.functional.modules import Placeholder
 from poolgrad.interface import Request
 from poolgrad.torch.arrays import checked, name_of, pools
-from poolgrad.torch.base import Pool, constructor, each
-from poolgrad.torch.function import FRONT_END
+from poolgrad.torch.base import Pool, called, constructor, each
 
 
 class Maximum(Pool):
@@ -27,13 +26,15 @@ class Maximum(Pool):
     def rectified(self, x: Tensor) -> Any:
         """Compute the maximum of ``relu(x)`` in one pass; only if it `may_be_fused`."""
         function, arguments = FUNCTIONS[f"relu_max_pool{self.dims}d"], self._arguments()
-        if self._is_usual(x):
-            try:
-                return function(x, **arguments)
-            except (TypeError, ValueError):
-                if not self.converted or not FRONT_END.refuses(function, x, arguments):
-                    raise
-        return super().forward(x.relu())
+
+        def in_two() -> Any:
+            return super(Maximum, self).forward(x.relu())
+
+        if not self._is_usual(x):
+            return in_two()
+        return (
+            called(function, x, arguments, in_two) if self.converted else function(x, **arguments)
+        )
 
     def may_be_fused(self) -> bool:
         """Whether `rectified` gives the values of PyTorch's class, with no empty window."""
