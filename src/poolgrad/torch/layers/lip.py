@@ -188,6 +188,7 @@ class LIP2d(WindowedLayer):
     def forward(self, x: Tensor) -> Tensor:
         """Pool with the logits of the input."""
         x = arguments.check_maps(x, self.channels)
-        x = arguments.check_fits(x, self.kernel_size, self.padding)
+        kernel_size, stride, padding = self.windows
+        x = arguments.check_fits(x, kernel_size, padding)
         average = _bounded_average if isinstance(self.logits, _ImportanceLogits) else lip_pool2d
-        return average(x, self.logits(x), *self.windows)
+        return average(x, self.logits(x), kernel_size, stride, padding)

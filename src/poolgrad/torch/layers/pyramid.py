@@ -55,16 +55,18 @@ class SpatialPyramidPool2d(Layer):
     (torch.Size([2, 168]), torch.Size([2, 168]))
     """
 
-    shown = ("levels", "mode")
+    levels: Sequence[int] = (1, 2, 4)
+    mode: str = "max"
 
-    def __init__(self, levels: Sequence[int] = (1, 2, 4), mode: str = "max") -> None:
-        super().__init__()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        levels = self.levels
         if not isinstance(levels, Sequence) or isinstance(levels, str | bytes):
             raise TypeError(f"levels must be a sequence of integers, got {brief(levels)}")
         if len(levels) == 0:
             raise ValueError("levels must hold at least one level, got none")
         self.levels = tuple(one_positive("levels", level) for level in levels)
-        self.mode = one_of("mode", mode, tuple(_MODES))
+        one_of("mode", self.mode, tuple(_MODES))
         self.pools = nn.ModuleList(_MODES[self.mode](level) for level in self.levels)
 
     def features(self, channels: int) -> int:

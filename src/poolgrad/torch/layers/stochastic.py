@@ -15,7 +15,7 @@ from poolgrad import functional
 from poolgrad.torch._compat import mode_of
 from poolgrad.torch.arrays import is_in_graph, pools, shape_of
 from poolgrad.torch.function import known_generator, seeded
-from poolgrad.torch.layers.arguments import Layer, check_maps, pair, sum_dtype, without_autocast
+from poolgrad.torch.layers.arguments import Layer, check_maps, sum_dtype, without_autocast
 from poolgrad.torch.transposes import linear
 from poolgrad.windows import Ints, brief
 
@@ -186,29 +186,30 @@ class S3Pool2d(Layer):
 
     shown = ("kernel_size", "stride", "grid_size")
 
-    def __init__(
-        self,
-        kernel_size: Ints = 2,
-        stride: Ints | None = None,
-        grid_size: Ints | None = None,
-        generator: torch.Generator | int | None = None,
-    ) -> None:
-        super().__init__()
-        self.kernel_size = pair("kernel_size", kernel_size)
-        self.stride = self.kernel_size if stride is None else pair("stride", stride)
-        self.grid_size = self.stride if grid_size is None else pair("grid_size", grid_size)
-        if any(g % s for g, s in zip(self.grid_size, self.stride, strict=True)):
+    kernel_size: Ints = 2
+    stride: Ints | None = None
+    grid_size: Ints | None = None
+    generator: torch.Generator | int | None = None
+
+    def __post_init__(self) -> None:
+        given = self.grid_size
+        super().__post_init__()
+        self.stride = self.stride or self.kernel_size
+        self.grid_size = self.grid_size or self.stride
+        self.generator = known_generator(self.generator)
+        _, stride, grid_size, _ = self.arguments
+        if any(g % s for g, s in zip(grid_size, stride, strict=True)):
             raise ValueError(
-                f"grid_size must be a multiple of the stride {self.stride}, got {brief(grid_size)}"
+                f"grid_size must be a multiple of the stride {stride}, got {brief(given)}"
             )
-        self.generator = known_generator(generator)
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C, ceil(H / stride), ceil(W / stride))."""
-        y = _dense_maximum(x, self.kernel_size)
+        kernel_size, stride, grid_size, generator = self.arguments
+        y = _dense_maximum(x, kernel_size)
         if self.training:
-            return _sampled(y, self.stride, self.grid_size, self.generator)
-        return _mean(y, self.stride, self.grid_size)
+            return _sampled(y, stride, grid_size, generator)
+        return _mean(y, stride, grid_size)
 
     def extra_repr(self) -> str:
         """Return the arguments for `repr`."""
