@@ -219,29 +219,24 @@ class Pool(nn.Module):
         TypeError, ValueError
             If the input does not suit the function or the windows.
         """
-        return self._pooled(input)
-
-    def _pooled(self, x: Tensor, *more: Any, **given: Any) -> Any:
-        """Pool `x`; `more` and `given` are further arguments of PyTorch's and of our function."""
         arguments = self._arguments()
-        alone = not (more or given or (self.converted and self.autocast_to_float32))
-        lookup = LOOKUPS.get(type(x)) if alone else None
+        watches_autocast = self.converted and self.autocast_to_float32
+        lookup = None if watches_autocast else LOOKUPS.get(type(input))
         cache = self.checked if self.converted else self.call_cache
-        y = lookup.call(cache, (x,), arguments) if lookup is not None else None
+        y = lookup.call(cache, (input,), arguments) if lookup is not None else None
         if y is not None:
             return y
-        if self._uses_pytorch(x):
-            return super().forward(x, *more)
+        if self._uses_pytorch(input):
+            return super().forward(input)
         if torch.compiler.is_compiling():  # compilers accept no lists of numbers
             for name, value in arguments.items():
                 if name in LEARNED and isinstance(value, tuple):
                     arguments[name] = torch.tensor(value, dtype=torch.float64, device="cpu")
         if not self.converted:
-            return self.function(x, **given, **arguments)
-        theirs = partial(super().forward, x, *more)
-        y = called(self.function, x, {**given, **arguments}, theirs)
+            return self.function(input, **arguments)
+        y = called(self.function, input, arguments, partial(super().forward, input))
         if lookup is not None:
-            key = lookup.key((x,), arguments)
+            key = lookup.key((input,), arguments)
             if key in self.call_cache:
                 self.checked.keep(key, self.call_cache[key])
         return y

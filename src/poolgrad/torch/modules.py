@@ -53,18 +53,14 @@ class _Exported(Pool):
     def _is_exported(self) -> bool:
         return torch.onnx.is_in_onnx_export() and self._has_pytorch_windows()
 
-    def _maximum(self, x: Tensor) -> Tensor:
-        pool = getattr(nn.functional, f"max_pool{self.dims}d")
-        y: Tensor = pool(x, self.kernel_size, self.stride, self.padding, 1, self.ceil_mode)
-        return y
+    def _by_pytorch(self, kind: str, x: Tensor, **options: bool) -> Any:
+        """Call PyTorch's ``max_pool`` or ``avg_pool``."""
+        pool = getattr(nn.functional, f"{kind}_pool{self.dims}d")
+        windows = self.kernel_size, self.stride, self.padding
+        return pool(x, *windows, ceil_mode=self.ceil_mode, **options)
 
-    def _average(self, x: Tensor, count_include_pad: Any = False) -> Tensor:
-        pool, windows = (
-            getattr(nn.functional, f"avg_pool{self.dims}d"),
-            (self.kernel_size, self.stride),
-        )
-        y: Tensor = pool(x, *windows, self.padding, self.ceil_mode, count_include_pad)
-        return y
+    def _average(self, x: Tensor, count_include_pad: Any = False) -> Any:
+        return self._by_pytorch("avg", x, count_include_pad=count_include_pad)
 
 
 class ReLUMaximum(_Exported):
@@ -77,9 +73,10 @@ class ReLUMaximum(_Exported):
 
     def forward(self, input: Tensor) -> Any:
         """Compute the maximum of ``relu(input)``; see `MaxPool2d.forward`."""
-        if pools(input) or self.ties != "first" or self.return_indices:
-            return self._pooled(input)
-        return self._maximum(input.relu()) if self._has_pytorch_windows() else self._pooled(input)
+        values_only = self.ties == "first" and not self.return_indices
+        if pools(input) or not (values_only and self._has_pytorch_windows()):
+            return super().forward(input)
+        return self._by_pytorch("max", input.relu())
 
 
 class Mixed(_Exported):
@@ -91,10 +88,10 @@ class Mixed(_Exported):
     def forward(self, x: Tensor) -> Any:
         """Compute the mixture; see `MaxPool2d.forward`."""
         if not self._is_exported():
-            return self._pooled(x)
+            return super().forward(x)
         alpha = torch.as_tensor(self.alpha, dtype=x.dtype, device=x.device)
         alpha = alpha.reshape(-1, *[1] * self.dims) if alpha.dim() else alpha
-        most = alpha * self._maximum(x)
+        most = alpha * self._by_pytorch("max", x)
         return most + (1 - alpha) * self._average(x, self.count_include_pad)
 
 
@@ -160,7 +157,6 @@ class Unpool(Pool):
     @constructor(families.Unpool)
     def __init__(self) -> None: ...
 
-    autocast_to_float32 = True
     required = ("indices",)
     note = "It is called with values, their `indices` and, unless it is the default, `output_size`."
 
@@ -186,7 +182,7 @@ class Unpool(Pool):
         TypeError, ValueError
             If an argument does not suit the windows.
         """
-        return self._pooled(input, indices, output_size, indices=indices, output_size=output_size)
+        return self.function(input, indices, output_size=output_size, **self._arguments())
 
 
 class Lip(Pool):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from typing import Any, ClassVar, dataclass_transform
@@ -27,40 +27,36 @@ class Layer(nn.Module):
 
     Attributes
     ----------
-    names : tuple of str
-        The names of the fields.
     shown : tuple of str
-        The arguments that are printed; all fields by default.
+        The arguments that are printed, if not all fields are.
     """
 
-    names: ClassVar[tuple[str, ...]] = ()
+    __match_args__: ClassVar[tuple[str, ...]] = ()  # the names of the fields
     shown: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        declared: Any = dataclass(eq=False, repr=False)(cls)
-        cls.names = tuple(field.name for field in fields(declared))
-        if "shown" not in vars(cls):
-            cls.shown = cls.names
+        dataclass(eq=False, repr=False)(cls)
 
     def __post_init__(self) -> None:
         super().__init__()
-        for name, value in zip(self.names, self.arguments, strict=True):
-            is_default = value is None and getattr(type(self), name, ...) is None
-            if name in CHECKS and not is_default:
+        for name, value in zip(self.__match_args__, self.arguments, strict=True):
+            is_given = value is not None or getattr(type(self), name, ...) is not None
+            if name in CHECKS and is_given:
                 setattr(self, name, CHECKS[name](name, value))
 
     @property
     def arguments(self) -> tuple[Any, ...]:
         """The values of the fields."""
-        return tuple(getattr(self, name) for name in self.names)
+        return tuple(getattr(self, name) for name in self.__match_args__)
 
     def __prepare_scriptable__(self) -> nn.Module:
         raise not_scriptable(self)
 
     def extra_repr(self) -> str:
         """Return the arguments for `repr`."""
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.shown)
+        names = self.shown or self.__match_args__
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
 class WindowedLayer(Layer):

@@ -55,7 +55,7 @@ def _dense_maximum(x: Tensor, kernel_size: tuple[int, int]) -> Tensor:
     """Take the maximum of every window at stride one; a window is at most the map."""
     height, width = arguments.check_maps(x).shape[-2:]
     window = min(kernel_size[0], height), min(kernel_size[1], width)
-    return exportable.max_pool2d(x, window, (1, 1))
+    return exportable.pooled("max_pool2d", x, window, (1, 1))
 
 
 def extend(x: Tensor, height: Pads, width: Pads, mode: str) -> Tensor:

@@ -100,9 +100,9 @@ class GatedPool2d(WindowedLayer):
         """Pool with the gates of the input."""
         responses = _responses(x, self.weight, self.channels, *self.windows).squeeze(-3)
         gate = responses.sigmoid().to(x.dtype)  # autocast may change it
-        mean = exportable.avg_pool2d(x, *self.windows)
+        mean = exportable.pooled("avg_pool2d", x, *self.windows)
         # Exact at both ends, because PyTorch documents that lerp starts from the nearer one.
-        return torch.lerp(mean, exportable.max_pool2d(x, *self.windows), gate)
+        return torch.lerp(mean, exportable.pooled("max_pool2d", x, *self.windows), gate)
 
 
 class TreePool2d(WindowedLayer):
@@ -164,7 +164,7 @@ class TreePool2d(WindowedLayer):
     """
 
     DEEPEST = 10
-    shown = (*WindowedLayer.shown, "per", "depth")
+    shown = (*WindowedLayer.__match_args__, "per", "depth")
 
     depth: int = 2
     per: str = "layer"

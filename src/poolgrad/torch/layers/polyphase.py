@@ -217,19 +217,14 @@ def _blurred(x: Tensor, filter_size: int | None, padding_mode: str) -> Tensor:
     return x * 4.0**-steps
 
 
-def _complete(x: Tensor, stride: tuple[int, int], padding_mode: str) -> Tensor:
-    """Extend the map to multiples of the stride."""
-    rows, columns = (-size % step for size, step in zip(shape_of(x)[-2:], stride, strict=True))
-    return extend(x, (0, rows), (0, columns), padding_mode)
-
-
 @fx.wrap
 def _pooled(
     x: Tensor, stride: tuple[int, int], norm: float, filter_size: int | None, padding_mode: str
 ) -> Tensor:
     """Keep one component of every example."""
     maps = _blurred(batched(arguments.check_maps(x)), filter_size, padding_mode)
-    maps = _complete(maps, stride, padding_mode)
+    rows, columns = (-size % step for size, step in zip(shape_of(maps)[-2:], stride, strict=True))
+    maps = extend(maps, (0, rows), (0, columns), padding_mode)  # to multiples of the stride
     chosen = _choose(maps, stride, float(norm))
     return unbatched(_select(_components(maps, stride), chosen), x)
 
