@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 
 import poolgrad  # noqa: E402
 from poolgrad.torch import BlurConv2d, BlurPool2d, MaxBlurPool2d  # noqa: E402
-from poolgrad.torch.layers.blur import PADDING_MODES, extend  # noqa: E402
+from poolgrad.torch.layers.blur import extend  # noqa: E402
 
 ROWS = {
     1: [1],
@@ -33,7 +33,7 @@ def maps(*shape: int, seed: int = 0) -> Any:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("mode", PADDING_MODES)
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "zeros", "circular"])
 @pytest.mark.parametrize("filter_size", ROWS)
 @pytest.mark.parametrize("size", [(9, 8), (3, 5), (1, 1), (2, 1)])
 def test_it_is_a_binomial_convolution_of_the_padded_map(
@@ -135,7 +135,7 @@ def test_circular_convolution_and_blur_commute_with_shifts_of_the_stride() -> No
     torch.testing.assert_close(moved, layer(x).roll((1, 2), (-2, -1)))
 
 
-@pytest.mark.parametrize("mode", PADDING_MODES)
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "zeros", "circular"])
 def test_padding_is_numpys(mode: str) -> None:
     for shape in ((1, 2, 1, 5), (2, 3, 4), (1, 1, 2, 2)):
         x = maps(*shape)

@@ -22,19 +22,23 @@ except ImportError as error:
         'poolgrad.torch needs torch: pip install "poolgrad[torch]"', name="torch"
     ) from error
 
+from typing import TYPE_CHECKING
+
 from poolgrad.torch import function as function  # defines torch.ops.poolgrad
 from poolgrad.torch import layers, pools
 from poolgrad.torch import regions as regions  # defines operators, too
-from poolgrad.torch.accelerate import accelerate
-from poolgrad.torch.base import MODULES
-from poolgrad.torch.convert import Report, convert, revert
+from poolgrad.torch.accelerate import accelerate as accelerate
+from poolgrad.torch.base import MODULES as MODULES
+from poolgrad.torch.convert import Report as Report
+from poolgrad.torch.convert import convert as convert
+from poolgrad.torch.convert import revert as revert
 from poolgrad.torch.layers import *  # noqa: F403 - the names are listed there
 from poolgrad.torch.pools import *  # noqa: F403 - the names are listed there
 
-__all__ = ["MODULES", "Report", "accelerate", "convert", "revert"]
-__all__ += layers.__all__
-__all__ += pools.__all__
+if not TYPE_CHECKING:  # type checkers find the names themselves
+    __all__ = ["MODULES", "Report", "accelerate", "convert", "revert"]
+    __all__ += layers.__all__
+    __all__ += pools.__all__
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    def __dir__() -> list[str]:
+        return sorted(__all__)

@@ -34,8 +34,7 @@ FunctionalTensorMode = _symbol("torch._subclasses.functional_tensor.FunctionalTe
 
 def forward_level() -> int:
     """Return the innermost level of forward mode; -1 outside."""
-    level: int = forward_ad._current_level
-    return level
+    return forward_ad._current_level
 
 
 def unwrapped(tensor: Tensor) -> Tensor:
@@ -89,8 +88,7 @@ has_global_hooks = _symbol("torch.nn.modules.module._has_any_global_hook")
 
 def version_of(tensor: Tensor) -> int:
     """Return how often a tensor was changed in place."""
-    version: int = tensor._version
-    return version
+    return tensor._version
 
 
 # Assertions on devices

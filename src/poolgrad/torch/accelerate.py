@@ -11,10 +11,10 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from itertools import product
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from poolgrad.functional import FUNCTIONS
 from poolgrad.torch import triton
 from poolgrad.torch._compat import version_of
 from poolgrad.torch.arrays import is_direct_for_kernels, pads_at_most_half
-from poolgrad.torch.function import FRONT_END
+from poolgrad.torch.base import called, is_usual
 from poolgrad.windows import brief
 
 P = ParamSpec("P")
@@ -34,87 +34,50 @@ _CPU, _GPU = ("CPU", "AutogradCPU"), ("CUDA", "AutogradCUDA")
 _ENTERED_AGAIN = (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction)
 
 
-class _AtenOperator(NamedTuple):
-    """An operator of PyTorch.
-
-    Attributes
-    ----------
-    name : str
-        Name in ``torch.ops.aten``.
-    names : tuple of str
-        The arguments after the input, by the names of poolgrad's function.
-    indices : bool
-        Whether the operator also returns indices.
-    """
-
-    name: str
-    names: tuple[str, ...]
-    indices: bool = False
-
-    @property
-    def function(self) -> str:
-        """Name of poolgrad's function."""
-        return self.name.removeprefix("_").removesuffix("_with_indices")
-
-    @property
-    def is_drawn(self) -> bool:
-        """Whether windows depend on samples, so that poolgrad has no kernels for GPUs."""
-        return "_random_samples" in self.names
-
-
-_MAX = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
-_AVG = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
-_FRACTIONAL = ("kernel_size", "output_size", "_random_samples")
-
-# The operators from which all others are composed, by the number of pooled axes.
-_OPERATORS = [_AtenOperator("max_pool1d", _MAX), _AtenOperator("avg_pool1d", _AVG[:-1])]
+# The operators of PyTorch from which all others are composed, by their names in `torch.ops.aten`.
+_OPERATORS = ["max_pool1d", "avg_pool1d"]
 for _d in ("2d", "3d"):
-    _OPERATORS += [
-        _AtenOperator(f"max_pool{_d}", _MAX),
-        _AtenOperator(f"max_pool{_d}_with_indices", _MAX, indices=True),
-        _AtenOperator(f"avg_pool{_d}", _AVG),
-        _AtenOperator(f"adaptive_max_pool{_d}", ("output_size",), indices=True),
-        _AtenOperator(f"_adaptive_avg_pool{_d}", ("output_size",)),
-        _AtenOperator(f"fractional_max_pool{_d}", _FRACTIONAL, indices=True),
-    ]
+    _OPERATORS += [f"max_pool{_d}", f"max_pool{_d}_with_indices", f"avg_pool{_d}"]
+    _OPERATORS += [f"adaptive_max_pool{_d}", f"_adaptive_avg_pool{_d}", f"fractional_max_pool{_d}"]
 
 
-def _kernel(operator: _AtenOperator, before: Any) -> Callable[..., Any]:
+def _kernel(name: str, before: Any) -> Callable[..., Any]:
     """Return a kernel that uses poolgrad's where both compute the same, and PyTorch's otherwise.
 
     `before` is the kernel of PyTorch that it replaces.
     """
-    function, names = FUNCTIONS[operator.function], operator.names
-    dims = int(operator.function[-2])
-    fixed = {"return_indices": True} if operator.indices else {}
+    schema = getattr(torch.ops.aten, name).default._schema
+    # The arguments after the input have the names of those of poolgrad's function.
+    names = [a.name.replace("random", "_random") for a in schema.arguments[1:]]
+    function: Any = FUNCTIONS[name.removeprefix("_").removesuffix("_with_indices")]
+    dims, with_indices = int(function.__name__[-2]), len(schema.returns) == 2
+    fixed = {"return_indices": True} if with_indices else {}
     # For bins and fractional windows PyTorch accepts no list of one number for all axes.
     sizes = [n for n in names if n.endswith("_size")] if "output_size" in names else []
+    drawn, fitting = "_random_samples" in names, name == "avg_pool3d"
 
-    drawn, fitting = operator.is_drawn, operator.name == "avg_pool3d"
+    def computes_the_same(x: Tensor, given: dict[str, Any]) -> bool:
+        pads = given.get("padding")
+        return (
+            is_direct_for_kernels(x)
+            and is_usual(x, dims)
+            and all(len(given[name]) == dims for name in sizes)
+            and (not pads or pads_at_most_half(pads, given["kernel_size"]))
+            and not (drawn and _refuses_samples(given["_random_samples"], x))
+            and not (fitting and _is_smaller(x, given["kernel_size"]))
+        )
 
     def kernel(keys: Any, x: Tensor, *args: Any, **more: Any) -> Any:
-        plain = is_direct_for_kernels(x) and x.is_floating_point() and x.numel() > 0
-        if plain and x.dim() - dims in (1, 2):
-            given = dict(zip(names, args, strict=False)) | more
-            pads = given.get("padding")
-            if (
-                all(len(given[name]) == dims for name in sizes)
-                and (not pads or pads_at_most_half(pads, given["kernel_size"]))
-                and not (drawn and _refuses_samples(given["_random_samples"], x))
-                and not (fitting and _is_smaller(x, given["kernel_size"]))
-            ):
-                if given.get("stride") == []:  # stands for the kernel size
-                    del given["stride"]
-                try:
-                    made = function(x, **given, **fixed)
-                    if operator.indices:
-                        _require_unchanged(*made)
-                    return made
-                except (TypeError, ValueError):
-                    if not FRONT_END.refuses(function, x, given):
-                        raise
-                    # PyTorch raises its own error
-        return before.call_boxed(keys, x, *args, **more)
+        theirs = partial(before.call_boxed, keys, x, *args, **more)
+        given = dict(zip(names, args, strict=False)) | more
+        if not computes_the_same(x, given):
+            return theirs()
+        if given.get("stride") == []:  # stands for the kernel size
+            del given["stride"]
+        made = called(function, x, given | fixed, theirs)
+        if with_indices:
+            _require_unchanged(*made)
+        return made
 
     return kernel
 
@@ -194,14 +157,14 @@ def _registered() -> torch.library.Library:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*verrid", UserWarning)  # overriding is the purpose
-            for operator, keys in product(_OPERATORS, _devices()):
-                if operator.is_drawn and keys == _GPU:
+            for name, keys in product(_OPERATORS, _devices()):
+                if keys == _GPU and "fractional" in name:  # poolgrad has no kernels
                     continue
                 # Both before registering: a kernel for one key changes the lookup of the other.
-                before = [torch.library.get_kernel(f"aten::{operator.name}", key) for key in keys]
+                before = [torch.library.get_kernel(f"aten::{name}", key) for key in keys]
                 for key, kernel in zip(keys, before, strict=True):
-                    ours = _kernel(operator, kernel)
-                    library.impl(operator.name, ours, key, with_keyset=True, allow_override=True)
+                    ours = _kernel(name, kernel)
+                    library.impl(name, ours, key, with_keyset=True, allow_override=True)
     except BaseException:  # such as Ctrl-C; a traceback may keep the library alive
         library._destroy()
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from functools import partial
 from inspect import Signature, signature
 from numbers import Real
 from typing import Any, ClassVar, Concatenate, ParamSpec
@@ -182,8 +183,8 @@ class Pool(nn.Module):
 
     def _is_usual(self, x: Tensor) -> bool:
         """Whether poolgrad computes what PyTorch's class does for such an input."""
-        usual = x.is_floating_point() and x.numel() > 0 and x.dim() - self.dims in (1, 2)
-        return usual and not (self.autocast_to_float32 and torch.is_autocast_enabled("cpu"))
+        autocast = self.autocast_to_float32 and torch.is_autocast_enabled("cpu")
+        return is_usual(x, self.dims) and not autocast
 
     def _equals_pytorch(self) -> bool:
         """Whether PyTorch's class computes the same with these arguments and this padding."""
@@ -218,33 +219,24 @@ class Pool(nn.Module):
         TypeError, ValueError
             If the input does not suit the function or the windows.
         """
-        return self._pooled(input)
-
-    def _pooled(self, x: Tensor, *more: Any, **given: Any) -> Any:
-        """Pool `x`; `more` and `given` are further arguments of PyTorch's and of our function."""
         arguments = self._arguments()
-        alone = not (more or given or (self.converted and self.autocast_to_float32))
-        lookup = LOOKUPS.get(type(x)) if alone else None
+        watches_autocast = self.converted and self.autocast_to_float32
+        lookup = None if watches_autocast else LOOKUPS.get(type(input))
         cache = self.checked if self.converted else self.call_cache
-        y = lookup.call(cache, (x,), arguments) if lookup is not None else None
+        y = lookup.call(cache, (input,), arguments) if lookup is not None else None
         if y is not None:
             return y
-        if self._uses_pytorch(x):
-            return super().forward(x, *more)
+        if self._uses_pytorch(input):
+            return super().forward(input)
         if torch.compiler.is_compiling():  # compilers accept no lists of numbers
             for name, value in arguments.items():
                 if name in LEARNED and isinstance(value, tuple):
                     arguments[name] = torch.tensor(value, dtype=torch.float64, device="cpu")
-        try:
-            y = self.function(x, **given, **arguments)
-        except (TypeError, ValueError):
-            if not self.converted or not FRONT_END.refuses(
-                self.function, x, {**given, **arguments}
-            ):
-                raise
-            return super().forward(x, *more)  # PyTorch raises its own error
-        if lookup is not None and self.converted:
-            key = lookup.key((x,), arguments)
+        if not self.converted:
+            return self.function(input, **arguments)
+        y = called(self.function, input, arguments, partial(super().forward, input))
+        if lookup is not None:
+            key = lookup.key((input,), arguments)
             if key in self.call_cache:
                 self.checked.keep(key, self.call_cache[key])
         return y
@@ -280,6 +272,26 @@ class Pool(nn.Module):
             if not usual and name not in (*self.shown, *self.inherited):
                 words.append(f"{name}={_brief(value)}")
         return ", ".join(words)
+
+
+def is_usual(x: Tensor, dims: int) -> bool:
+    """Whether PyTorch and poolgrad both pool such an input."""
+    return x.is_floating_point() and x.numel() > 0 and x.dim() - dims in (1, 2)
+
+
+def called(
+    function: Callable[..., Any], x: Tensor, given: dict[str, Any], theirs: Callable[[], Any]
+) -> Any:
+    """Call a public function or, if it refuses the arguments, PyTorch's, for PyTorch's own error.
+
+    An error that is not one of the arguments is raised: it would be a fault of poolgrad.
+    """
+    try:
+        return function(x, **given)
+    except (TypeError, ValueError):
+        if not FRONT_END.refuses(function, x, given):
+            raise
+    return theirs()
 
 
 def difference_from_pytorch(module: nn.Module) -> str:

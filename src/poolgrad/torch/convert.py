@@ -7,6 +7,7 @@ holds.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import unwrap
@@ -19,12 +20,10 @@ from poolgrad.torch.base import SUBCLASSES, Pool, difference_from_pytorch
 from poolgrad.windows import flag
 
 # PyTorch's pooling functions: those of its modules, and functions that call them.
-_FUNCTIONS = frozenset(
-    f"{name}_pool{d}d{more}"
-    for d in (1, 2, 3)
-    for more in ("", "_with_indices")
-    for name in ("max", "avg", "lp", "adaptive_max", "adaptive_avg", "fractional_max")
-) | {"local_response_norm"}
+_is_pooling = re.compile(
+    r"(max|avg|lp|adaptive_max|adaptive_avg|fractional_max)_pool[123]d(_with_indices)?"
+    "|local_response_norm"
+).fullmatch
 
 
 @dataclass(frozen=True)
@@ -145,18 +144,16 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
     fuse = flag("fuse", fuse)
     replaced, left, calls = [], [], []
     for names, module in _modules(model):
-        kind = type(module)
-        functions = _called(module)
-        if functions:
-            calls.append(Module(names, kind.__name__, ", ".join(functions)))
+        kind = type(module).__name__
+        if functions := _called(module):
+            calls.append(Module(names, kind, ", ".join(functions)))
         if not isinstance(module, tuple(SUBCLASSES)) or isinstance(module, Pool):
             continue
-        obstacle = _obstacle(module)
-        if obstacle:
-            left.append(Module(names, kind.__name__, obstacle))
+        if obstacle := _obstacle(module):
+            left.append(Module(names, kind, obstacle))
         else:
-            replaced.append(Module(names, kind.__name__))
-            ours = SUBCLASSES[kind]
+            replaced.append(Module(names, kind))
+            ours = SUBCLASSES[type(module)]
             # In this order, an interrupted conversion leaves a module that works.
             vars(module).update(ours.added, converted=True)
             module.__class__ = ours
@@ -237,4 +234,4 @@ def _called(module: nn.Module) -> tuple[str, ...]:
 
 def _names(code: CodeType) -> set[str]:
     inner = (_names(c) for c in code.co_consts if isinstance(c, CodeType))
-    return {*_FUNCTIONS.intersection(code.co_names)}.union(*inner)
+    return {*filter(_is_pooling, code.co_names)}.union(*inner)

@@ -9,28 +9,32 @@ import torch
 from torch import Tensor, nn
 
 from poolgrad.arguments import below_one
-from poolgrad.functional import FUNCTIONS
+from poolgrad.functional import FUNCTIONS, families
 from poolgrad.functional.declare import described
 from poolgrad.functional.modules import Placeholder
 from poolgrad.interface import Request
 from poolgrad.torch.arrays import checked, name_of, pools
-from poolgrad.torch.base import Pool, each
-from poolgrad.torch.function import FRONT_END
+from poolgrad.torch.base import Pool, called, constructor, each
 
 
 class Maximum(Pool):
     """The maximum, which can be fused with a ReLU."""
 
+    @constructor(families.MaxModule)
+    def __init__(self) -> None: ...
+
     def rectified(self, x: Tensor) -> Any:
         """Compute the maximum of ``relu(x)`` in one pass; only if it `may_be_fused`."""
         function, arguments = FUNCTIONS[f"relu_max_pool{self.dims}d"], self._arguments()
-        if self._is_usual(x):
-            try:
-                return function(x, **arguments)
-            except (TypeError, ValueError):
-                if not self.converted or not FRONT_END.refuses(function, x, arguments):
-                    raise
-        return super().forward(x.relu())
+
+        def in_two() -> Any:
+            return super(Maximum, self).forward(x.relu())
+
+        if not self._is_usual(x):
+            return in_two()
+        return (
+            called(function, x, arguments, in_two) if self.converted else function(x, **arguments)
+        )
 
     def may_be_fused(self) -> bool:
         """Whether `rectified` gives the values of PyTorch's class, with no empty window."""
@@ -49,47 +53,57 @@ class _Exported(Pool):
     def _is_exported(self) -> bool:
         return torch.onnx.is_in_onnx_export() and self._has_pytorch_windows()
 
-    def _maximum(self, x: Tensor) -> Tensor:
-        pool = getattr(nn.functional, f"max_pool{self.dims}d")
-        y: Tensor = pool(x, self.kernel_size, self.stride, self.padding, 1, self.ceil_mode)
-        return y
+    def _by_pytorch(self, kind: str, x: Tensor, **options: bool) -> Any:
+        """Call PyTorch's ``max_pool`` or ``avg_pool``."""
+        pool = getattr(nn.functional, f"{kind}_pool{self.dims}d")
+        windows = self.kernel_size, self.stride, self.padding
+        return pool(x, *windows, ceil_mode=self.ceil_mode, **options)
 
-    def _average(self, x: Tensor, count_include_pad: Any = False) -> Tensor:
-        pool, windows = (
-            getattr(nn.functional, f"avg_pool{self.dims}d"),
-            (self.kernel_size, self.stride),
-        )
-        y: Tensor = pool(x, *windows, self.padding, self.ceil_mode, count_include_pad)
-        return y
+    def _average(self, x: Tensor, count_include_pad: Any = False) -> Any:
+        return self._by_pytorch("avg", x, count_include_pad=count_include_pad)
 
 
 class ReLUMaximum(_Exported):
     """The maximum of the ReLU."""
 
+    @constructor(families.Selecting)
+    def __init__(self) -> None: ...
+
     note = "It is exported as PyTorch's ReLU and maximum if these compute the same."
 
     def forward(self, input: Tensor) -> Any:
         """Compute the maximum of ``relu(input)``; see `MaxPool2d.forward`."""
-        if pools(input) or self.ties != "first" or self.return_indices:
-            return self._pooled(input)
-        return self._maximum(input.relu()) if self._has_pytorch_windows() else self._pooled(input)
+        values_only = self.ties == "first" and not self.return_indices
+        if pools(input) or not (values_only and self._has_pytorch_windows()):
+            return super().forward(input)
+        return self._by_pytorch("max", input.relu())
 
 
 class Mixed(_Exported):
     """The mixture of maximum and average."""
 
+    @constructor(families.Mixed)
+    def __init__(self) -> None: ...
+
     def forward(self, x: Tensor) -> Any:
         """Compute the mixture; see `MaxPool2d.forward`."""
         if not self._is_exported():
-            return self._pooled(x)
+            return super().forward(x)
         alpha = torch.as_tensor(self.alpha, dtype=x.dtype, device=x.device)
         alpha = alpha.reshape(-1, *[1] * self.dims) if alpha.dim() else alpha
-        most = alpha * self._maximum(x)
+        most = alpha * self._by_pytorch("max", x)
         return most + (1 - alpha) * self._average(x, self.count_include_pad)
+
+
+class _StochasticArguments(families.Drawn, families.Routed, families.Windows):
+    """Those of the function without `training`, which is the mode of the module."""
 
 
 class Stochastic(_Exported):
     """A random input in training mode, its expected value in evaluation mode."""
+
+    @constructor(_StochasticArguments)
+    def __init__(self) -> None: ...
 
     note = "It draws in training mode; in evaluation mode it gives the mean, without indices."
 
@@ -115,8 +129,15 @@ class Stochastic(_Exported):
         return torch.where(some, mean, self._average(x))
 
 
+class _FractionalArguments(families.RandomSamples, families.Fractional):
+    """Those of the function."""
+
+
 class Fractional(Pool):
     """Fractional windows; their samples, a buffer, are cast with the module."""
+
+    @constructor(_FractionalArguments)
+    def __init__(self) -> None: ...
 
     autocast_to_float32 = True
 
@@ -133,7 +154,9 @@ class Fractional(Pool):
 class Unpool(Pool):
     """Unpooling, which takes indices with every call."""
 
-    autocast_to_float32 = True
+    @constructor(families.Unpool)
+    def __init__(self) -> None: ...
+
     required = ("indices",)
     note = "It is called with values, their `indices` and, unless it is the default, `output_size`."
 
@@ -159,11 +182,14 @@ class Unpool(Pool):
         TypeError, ValueError
             If an argument does not suit the windows.
         """
-        return self._pooled(input, indices, output_size, indices=indices, output_size=output_size)
+        return self.function(input, indices, output_size=output_size, **self._arguments())
 
 
 class Lip(Pool):
     """Local importance pooling, which takes logits with every call."""
+
+    @constructor(families.Windows)
+    def __init__(self) -> None: ...
 
     required = ("logits",)
     note = "It is called with values and their `logits`."

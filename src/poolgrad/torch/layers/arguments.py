@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 import torch
 from torch import Tensor, fx, nn
@@ -15,48 +18,66 @@ from poolgrad.torch.base import not_scriptable
 from poolgrad.windows import Ints, brief, per_axis, positive
 
 
+@dataclass_transform(eq_default=False)
 class Layer(nn.Module):
-    """Base class of the layers.
+    """Base class of the layers: a dataclass, whose fields are the arguments of the constructor.
+
+    A field is checked by the function of its name in `CHECKS`; None is accepted where it is the
+    default. Layers with a module among their arguments define the constructor themselves.
 
     Attributes
     ----------
     shown : tuple of str
-        The arguments that are printed.
+        The arguments that are printed, if not all fields are.
     """
 
+    __match_args__: ClassVar[tuple[str, ...]] = ()  # the names of the fields
     shown: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(eq=False, repr=False)(cls)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        for name, value in zip(self.__match_args__, self.arguments, strict=True):
+            is_given = value is not None or getattr(type(self), name, ...) is not None
+            if name in CHECKS and is_given:
+                setattr(self, name, CHECKS[name](name, value))
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The values of the fields."""
+        return tuple(getattr(self, name) for name in self.__match_args__)
 
     def __prepare_scriptable__(self) -> nn.Module:
         raise not_scriptable(self)
 
     def extra_repr(self) -> str:
         """Return the arguments for `repr`."""
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.shown)
+        names = self.shown or self.__match_args__
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
 class WindowedLayer(Layer):
     """Base class of the layers for maps with a given number of channels, divided into windows.
 
-    Parameters
-    ----------
-    channels, kernel_size, stride, padding
-        As for the layers; the default stride is the kernel size.
+    The default stride is the kernel size.
     """
 
-    shown: ClassVar[tuple[str, ...]] = ("channels", "kernel_size", "stride", "padding")
+    channels: int
+    kernel_size: Ints = 2
+    stride: Ints | None = None
+    padding: Ints = 0
 
-    def __init__(
-        self, channels: int, kernel_size: Ints, stride: Ints | None, padding: Ints
-    ) -> None:
-        super().__init__()
-        self.channels = one_positive("channels", channels)
-        self.kernel_size = pair("kernel_size", kernel_size)
-        self.stride = self.kernel_size if stride is None else pair("stride", stride)
-        self.padding = padding_of(padding, self.kernel_size)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.stride = self.stride or self.kernel_size
+        self.padding = padding_of(self.padding, self.kernel_size)
 
     @property
-    def windows(self) -> tuple[tuple[int, int], ...]:
-        """Return kernel size, stride and padding."""
+    def windows(self) -> tuple[Any, ...]:
+        """Kernel size, stride and padding."""
         return self.kernel_size, self.stride, self.padding
 
 
@@ -112,7 +133,7 @@ def unbatched(y: Tensor, x: Tensor) -> Tensor:
 
 
 @fx.wrap
-def check_size(x: Tensor, size: tuple[int, int]) -> Tensor:
+def check_size(x: Tensor, size: Ints) -> Tensor:
     """Return maps that have the height and width of a layer; others are a ValueError."""
     if tuple(x.shape[-2:]) != size:
         raise ValueError(f"x must have height and width {size}, got shape {tuple(x.shape)}")
@@ -139,11 +160,6 @@ def one_positive(name: str, value: object) -> int:
     return positive(name, value, 1)[0]
 
 
-def optional_count(name: str, value: object) -> int | None:
-    """Return an argument that is a positive integer, or None."""
-    return None if value is None else one_positive(name, value)
-
-
 def number(name: str, value: object) -> float:
     """Return an argument that is a finite real number as Python's float."""
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -159,7 +175,7 @@ def pair(name: str, value: object) -> tuple[int, int]:
     return height, width
 
 
-def padding_of(value: object, kernel_size: tuple[int, int]) -> tuple[int, int]:
+def padding_of(value: object, kernel_size: Any) -> tuple[int, int]:
     """Return a padding at both ends of the height and of the width, at most half the window.
 
     More padding would make windows that hold no input.
@@ -178,6 +194,18 @@ def one_of(name: str, value: object, accepted: tuple[str, ...]) -> str:
         words = ", ".join(map(repr, accepted))
         raise ValueError(f"{name} must be one of {words}, got {brief(value)}")
     return value
+
+
+_COUNTS = ("channels", "depth", "filter_size", "heads", "latents", "out_channels")
+_SIZES = ("grid_size", "kernel_size", "size", "stride")
+
+CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(_COUNTS, one_positive),
+    **dict.fromkeys(_SIZES, pair),
+    "padding_mode": partial(one_of, accepted=("reflect", "replicate", "zeros", "circular")),
+    "per": partial(one_of, accepted=("layer", "channel")),
+}
+"""The check of an argument, by its name: layers check arguments of the same name alike."""
 
 
 # Computation

@@ -8,21 +8,20 @@ from torch.nn.functional import relu, scaled_dot_product_attention
 
 from poolgrad.torch._compat import forward_level, is_transformed, tracing_state
 from poolgrad.torch.layers import arguments, exportable
-from poolgrad.torch.layers.arguments import Layer, one_positive, optional_count, pair
-from poolgrad.windows import brief
+from poolgrad.torch.layers.arguments import Layer
+from poolgrad.windows import Ints
 
 _HEAD_WIDTH = 64  # channels of one head, as in CLIP
 
 
 def _heads(channels: int, heads: int | None) -> int:
     """Return the number of heads; by default the largest whose heads have 64 channels or more."""
-    given = optional_count("heads", heads)
-    if given is None:
+    if heads is None:
         most = max(1, channels // _HEAD_WIDTH)
         return next(h for h in range(most, 0, -1) if channels % h == 0)
-    if channels % given:
-        raise ValueError(f"heads must divide the {channels} channels, got {brief(heads)}")
-    return given
+    if channels % heads:
+        raise ValueError(f"heads must divide the {channels} channels, got {heads}")
+    return heads
 
 
 @fx.wrap
@@ -105,18 +104,9 @@ class MultiHeadAttention(Layer):
 
 
 class _Attention(Layer):
-    """Base class: multi-head attention to the positions of a map with a given number of channels.
+    """Base class: multi-head attention to the positions of a map."""
 
-    Parameters
-    ----------
-    channels, heads
-        As for the layers.
-    """
-
-    def __init__(self, channels: int, heads: int | None) -> None:
-        super().__init__()
-        self.channels = one_positive("channels", channels)
-        self.heads = _heads(self.channels, heads)
+    channels: int
 
     def extra_repr(self) -> str:
         """Return the arguments for `repr`."""
@@ -180,20 +170,17 @@ class AttentionPool2d(_Attention):
 
     shown = ("size", "heads", "out_channels")
 
-    def __init__(
-        self,
-        channels: int,
-        size: int | tuple[int, int],
-        heads: int | None = None,
-        out_channels: int | None = None,
-    ) -> None:
-        super().__init__(channels, heads)
-        self.size = pair("size", size)
-        self.out_channels = optional_count("out_channels", out_channels) or self.channels
-        deviation = self.channels**-0.5
-        self.positions = nn.Parameter(
-            torch.randn(self.size[0] * self.size[1] + 1, self.channels) * deviation
-        )
+    size: Ints
+    heads: int | None = None
+    out_channels: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.heads = _heads(self.channels, self.heads)
+        self.out_channels = self.out_channels or self.channels
+        _, (height, width), *_ = self.arguments
+        positions = torch.randn(height * width + 1, self.channels) * self.channels**-0.5
+        self.positions = nn.Parameter(positions)
         self.attention = MultiHeadAttention(self.channels, self.heads, self.out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -255,26 +242,23 @@ class AttentionPoolLatent(_Attention):
 
     shown = ("heads", "latents", "out_channels")
 
-    def __init__(
-        self,
-        channels: int,
-        heads: int | None = None,
-        latents: int = 1,
-        out_channels: int | None = None,
-    ) -> None:
-        super().__init__(channels, heads)
-        self.latents = one_positive("latents", latents)
+    heads: int | None = None
+    latents: int = 1
+    out_channels: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         rows = self.latents * self.channels
-        self.out_channels = optional_count("out_channels", out_channels) or rows
+        has_projection = self.out_channels is not None
+        self.heads = _heads(self.channels, self.heads)
+        self.out_channels = self.out_channels or rows
         self.queries = nn.Parameter(torch.empty(self.latents, self.channels))
         nn.init.xavier_uniform_(self.queries)
         self.attention = MultiHeadAttention(self.channels, self.heads, self.channels)
         self.norm = nn.LayerNorm(self.channels)
         self.feed_forward = nn.Linear(self.channels, self.channels)
         self.norm_out = nn.LayerNorm(self.channels)
-        self.projection = (
-            nn.Identity() if out_channels is None else nn.Linear(rows, self.out_channels)
-        )
+        self.projection = nn.Linear(rows, self.out_channels) if has_projection else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, out_channels)."""

@@ -12,11 +12,9 @@ from torch.nn import functional as F
 from poolgrad.torch._compat import mode_of
 from poolgrad.torch.arrays import is_in_graph, shape_of
 from poolgrad.torch.layers import arguments, exportable
-from poolgrad.torch.layers.arguments import Layer, one_of, one_positive, pair
+from poolgrad.torch.layers.arguments import Layer, one_positive, pair
 from poolgrad.torch.transposes import linear
-from poolgrad.windows import in_memory
-
-PADDING_MODES = ("reflect", "replicate", "zeros", "circular")
+from poolgrad.windows import Ints, in_memory
 
 Pads = tuple[int, int]  # before and after one axis
 
@@ -57,7 +55,7 @@ def _dense_maximum(x: Tensor, kernel_size: tuple[int, int]) -> Tensor:
     """Take the maximum of every window at stride one; a window is at most the map."""
     height, width = arguments.check_maps(x).shape[-2:]
     window = min(kernel_size[0], height), min(kernel_size[1], width)
-    return exportable.max_pool2d(x, window, (1, 1))
+    return exportable.pooled("max_pool2d", x, window, (1, 1))
 
 
 def extend(x: Tensor, height: Pads, width: Pads, mode: str) -> Tensor:
@@ -70,7 +68,7 @@ def extend(x: Tensor, height: Pads, width: Pads, mode: str) -> Tensor:
     height, width : (int, int)
         Rows before and after, columns before and after.
     mode : str
-        One of `PADDING_MODES`. ``"reflect"`` does not repeat the edge and, where the padding is
+        A mode of `BlurPool2d`. ``"reflect"`` does not repeat the edge and, where the padding is
         longer than the map, reflects again and again: a map of one pixel is repeated.
         ``"circular"`` wraps around as often as needed.
 
@@ -177,22 +175,13 @@ class BlurPool2d(Layer):
               [0.5000, 0.5000]]]])
     """
 
-    shown = ("filter_size", "stride", "padding_mode")
-
-    def __init__(
-        self,
-        filter_size: int = 3,
-        stride: int | tuple[int, int] = 2,
-        padding_mode: str = "reflect",
-    ) -> None:
-        super().__init__()
-        self.filter_size = one_positive("filter_size", filter_size)
-        self.stride = pair("stride", stride)
-        self.padding_mode = one_of("padding_mode", padding_mode, PADDING_MODES)
+    filter_size: int = 3
+    stride: Ints = 2
+    padding_mode: str = "reflect"
 
     def forward(self, x: Tensor) -> Tensor:
         """Blur and subsample."""
-        return _blurred(x, self.filter_size, self.stride, self.padding_mode)
+        return _blurred(x, *self.arguments)
 
 
 class MaxBlurPool2d(Layer):
@@ -237,20 +226,18 @@ class MaxBlurPool2d(Layer):
 
     shown = ("kernel_size",)  # the blur prints its own arguments
 
-    def __init__(
-        self,
-        kernel_size: int | tuple[int, int] = 2,
-        stride: int | tuple[int, int] = 2,
-        filter_size: int = 3,
-        padding_mode: str = "reflect",
-    ) -> None:
-        super().__init__()
-        self.kernel_size = pair("kernel_size", kernel_size)
-        self.blur = BlurPool2d(filter_size, stride, padding_mode)
+    kernel_size: Ints = 2
+    stride: Ints = 2
+    filter_size: int = 3
+    padding_mode: str = "reflect"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.blur = BlurPool2d(self.filter_size, self.stride, self.padding_mode)
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool, blur and subsample."""
-        y: Tensor = self.blur(_dense_maximum(x, self.kernel_size))
+        y: Tensor = self.blur(_dense_maximum(x, self.arguments[0]))
         return y
 
 

@@ -5,22 +5,14 @@ The source of both is Lee, Gallagher & Tu 2016.
 
 from __future__ import annotations
 
-from typing import ClassVar
+import math
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from poolgrad.torch.layers import exportable
-from poolgrad.torch.layers.arguments import (
-    WindowedLayer,
-    check_fits,
-    check_maps,
-    one_of,
-    one_positive,
-)
-
-SHARING = ("layer", "channel")
+from poolgrad.torch.layers.arguments import WindowedLayer, check_fits, check_maps
 
 
 @fx.wrap
@@ -35,28 +27,13 @@ def _responses(x: Tensor, weight: Tensor, channels: int, *windows: tuple[int, in
     return by_channel
 
 
-class _Filtered(WindowedLayer):
-    """Base class: windows, and filters of their size, for all channels or for each channel."""
-
-    shown: ClassVar[tuple[str, ...]] = (*WindowedLayer.shown, "per")
-
-    def __init__(
-        self,
-        channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] | None,
-        padding: int | tuple[int, int],
-        per: str,
-    ) -> None:
-        super().__init__(channels, kernel_size, stride, padding)
-        self.per = one_of("per", per, SHARING)
-
-    def _new(self, filters: int) -> nn.Parameter:
-        sets = 1 if self.per == "layer" else self.channels
-        return nn.Parameter(torch.zeros(sets, filters, *self.kernel_size))
+def _filters(layer: GatedPool2d | TreePool2d, count: int) -> nn.Parameter:
+    """Return zeros for filters of the size of the windows, for all channels or for each channel."""
+    sets = 1 if layer.per == "layer" else layer.channels
+    return nn.Parameter(torch.zeros(sets, count, *layer.windows[0]))
 
 
-class GatedPool2d(_Filtered):
+class GatedPool2d(WindowedLayer):
     """Mix maximum and average by a gate that is computed from each window.
 
     ``y = s * max + (1 - s) * avg`` with ``s = sigmoid(w . window)``: unlike in `MixedPool2d`, the
@@ -113,27 +90,22 @@ class GatedPool2d(_Filtered):
     6.0
     """
 
-    def __init__(
-        self,
-        channels: int,
-        kernel_size: int | tuple[int, int] = 2,
-        stride: int | tuple[int, int] | None = None,
-        padding: int | tuple[int, int] = 0,
-        per: str = "layer",
-    ) -> None:
-        super().__init__(channels, kernel_size, stride, padding, per)
-        self.weight = self._new(1)
+    per: str = "layer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.weight = _filters(self, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool with the gates of the input."""
         responses = _responses(x, self.weight, self.channels, *self.windows).squeeze(-3)
         gate = responses.sigmoid().to(x.dtype)  # autocast may change it
-        mean = exportable.avg_pool2d(x, *self.windows)
+        mean = exportable.pooled("avg_pool2d", x, *self.windows)
         # Exact at both ends, because PyTorch documents that lerp starts from the nearer one.
-        return torch.lerp(mean, exportable.max_pool2d(x, *self.windows), gate)
+        return torch.lerp(mean, exportable.pooled("max_pool2d", x, *self.windows), gate)
 
 
-class TreePool2d(_Filtered):
+class TreePool2d(WindowedLayer):
     """Pool with learned filters, combined by a binary tree of gates.
 
     A leaf is the scalar product of a window with a learned filter. A node above combines its two
@@ -192,25 +164,19 @@ class TreePool2d(_Filtered):
     """
 
     DEEPEST = 10
-    shown = (*_Filtered.shown, "depth")
+    shown = (*WindowedLayer.__match_args__, "per", "depth")
 
-    def __init__(
-        self,
-        channels: int,
-        kernel_size: int | tuple[int, int] = 2,
-        stride: int | tuple[int, int] | None = None,
-        padding: int | tuple[int, int] = 0,
-        depth: int = 2,
-        per: str = "layer",
-    ) -> None:
-        super().__init__(channels, kernel_size, stride, padding, per)
-        self.depth = one_positive("depth", depth)
+    depth: int = 2
+    per: str = "layer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.depth > self.DEEPEST:
-            raise ValueError(f"depth must be at most {self.DEEPEST}, got {depth}")
+            raise ValueError(f"depth must be at most {self.DEEPEST}, got {self.depth}")
         count = 2 ** (self.depth - 1)
-        self.leaves = self._new(count)
-        self.gates = self._new(count - 1)
-        share = 1 / (self.kernel_size[0] * self.kernel_size[1])
+        self.leaves = _filters(self, count)
+        self.gates = _filters(self, count - 1)
+        share = 1 / math.prod(self.windows[0])
         nn.init.normal_(self.leaves, share, share / 10)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from poolgrad.torch.layers import arguments
 from poolgrad.torch.layers.arguments import WindowedLayer, pair, sum_dtype
-from poolgrad.torch.layers.exportable import avg_pool2d
+from poolgrad.torch.layers.exportable import pooled
 from poolgrad.windows import brief
 
 
@@ -99,8 +99,8 @@ def _bounded_average(x: Tensor, logits: Tensor, *windows: tuple[int, int]) -> Te
     """Compute the quotient of two averages, for logits whose exponentials do not overflow."""
     dtype = sum_dtype(x)
     weights = logits.to(dtype).exp()
-    over = avg_pool2d(x.to(dtype) * weights, *windows)
-    return (over / avg_pool2d(weights, *windows)).to(x.dtype)
+    over = pooled("avg_pool2d", x.to(dtype) * weights, *windows)
+    return (over / pooled("avg_pool2d", weights, *windows)).to(x.dtype)
 
 
 class _ImportanceLogits(nn.Module):
@@ -188,6 +188,7 @@ class LIP2d(WindowedLayer):
     def forward(self, x: Tensor) -> Tensor:
         """Pool with the logits of the input."""
         x = arguments.check_maps(x, self.channels)
-        x = arguments.check_fits(x, self.kernel_size, self.padding)
+        kernel_size, stride, padding = self.windows
+        x = arguments.check_fits(x, kernel_size, padding)
         average = _bounded_average if isinstance(self.logits, _ImportanceLogits) else lip_pool2d
-        return average(x, self.logits(x), *self.windows)
+        return average(x, self.logits(x), kernel_size, stride, padding)

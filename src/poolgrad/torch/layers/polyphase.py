@@ -18,9 +18,9 @@ from torch import Tensor, fx
 from poolgrad.torch._compat import tracing_state
 from poolgrad.torch.arrays import is_plain, shape_of
 from poolgrad.torch.layers import arguments
-from poolgrad.torch.layers.arguments import Layer, batched, one_of, optional_count, pair, unbatched
-from poolgrad.torch.layers.blur import PADDING_MODES, extend
-from poolgrad.windows import brief
+from poolgrad.torch.layers.arguments import Layer, batched, unbatched
+from poolgrad.torch.layers.blur import extend
+from poolgrad.windows import Ints, brief
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a float
 
@@ -217,20 +217,15 @@ def _blurred(x: Tensor, filter_size: int | None, padding_mode: str) -> Tensor:
     return x * 4.0**-steps
 
 
-def _complete(x: Tensor, stride: tuple[int, int], padding_mode: str) -> Tensor:
-    """Extend the map to multiples of the stride."""
-    rows, columns = (-size % step for size, step in zip(shape_of(x)[-2:], stride, strict=True))
-    return extend(x, (0, rows), (0, columns), padding_mode)
-
-
 @fx.wrap
 def _pooled(
     x: Tensor, stride: tuple[int, int], norm: float, filter_size: int | None, padding_mode: str
 ) -> Tensor:
     """Keep one component of every example."""
     maps = _blurred(batched(arguments.check_maps(x)), filter_size, padding_mode)
-    maps = _complete(maps, stride, padding_mode)
-    chosen = _choose(maps, stride, norm)
+    rows, columns = (-size % step for size, step in zip(shape_of(maps)[-2:], stride, strict=True))
+    maps = extend(maps, (0, rows), (0, columns), padding_mode)  # to multiples of the stride
+    chosen = _choose(maps, stride, float(norm))
     return unbatched(_select(_components(maps, stride), chosen), x)
 
 
@@ -292,24 +287,18 @@ class AdaptivePolyphasePool2d(Layer):
               [15., 13.]]]])
     """
 
-    shown = ("stride", "norm", "filter_size", "padding_mode")
+    stride: Ints = 2
+    norm: float = 2
+    filter_size: int | None = None
+    padding_mode: str = "circular"
 
-    def __init__(
-        self,
-        stride: int | tuple[int, int] = 2,
-        norm: float = 2,
-        filter_size: int | None = None,
-        padding_mode: str = "circular",
-    ) -> None:
-        super().__init__()
-        self.stride = pair("stride", stride)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        norm = self.norm
         whole = isinstance(norm, int) and not isinstance(norm, bool) and 1 <= norm <= 64
         if not (whole or (isinstance(norm, float) and norm == math.inf)):
             raise ValueError(f"norm must be an integer from 1 to 64 or math.inf, got {brief(norm)}")
-        self.norm = norm
-        self.filter_size = optional_count("filter_size", filter_size)
-        self.padding_mode = one_of("padding_mode", padding_mode, PADDING_MODES)
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep one component of every example."""
-        return _pooled(x, self.stride, float(self.norm), self.filter_size, self.padding_mode)
+        return _pooled(x, *self.arguments)

@@ -15,7 +15,7 @@ from poolgrad.torch._compat import mode_of
 from poolgrad.torch.arrays import pools
 from poolgrad.torch.base import Pool
 from poolgrad.torch.layers import arguments
-from poolgrad.torch.layers.arguments import batched, number, optional_count, sum_dtype, unbatched
+from poolgrad.torch.layers.arguments import batched, number, one_positive, sum_dtype, unbatched
 from poolgrad.torch.pools import GlobalLogMeanExpPool2d, GlobalLPPool2d
 from poolgrad.windows import brief
 
@@ -66,11 +66,11 @@ class _Learned(Pool):
     eps: float = 0.0
 
     def __init__(self, channels: int | None, initial: float, **kwargs: Any) -> None:
-        channels, initial = optional_count("channels", channels), number(self.learned, initial)
-        shape = () if channels is None else (channels,)
+        shape = () if channels is None else (one_positive("channels", channels),)
+        initial = number(self.learned, initial)
         parameter = nn.Parameter(torch.full(shape, initial))
         super().__init__(**{self.learned: parameter}, **kwargs)
-        self.channels, self.initial = channels, initial
+        self.channels, self.initial = (shape or None) and shape[0], initial
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C), with `keepdims` to (N, C, 1, 1)."""

@@ -11,15 +11,9 @@ from poolgrad.torch.arrays import shape_of
 from poolgrad.torch.layers import arguments
 from poolgrad.torch.layers.arguments import Layer, one_of, one_positive
 from poolgrad.torch.pools import AdaptiveAvgPool2d, AdaptiveMaxPool2d
-from poolgrad.windows import Axis, adaptive, brief, resolve
+from poolgrad.windows import adaptive, brief, resolve
 
 _MODES = {"max": AdaptiveMaxPool2d, "avg": AdaptiveAvgPool2d}
-
-
-def _bins(axis: Axis) -> list[slice]:
-    """Return the inputs of each bin of an axis."""
-    inputs = ([i for _, i in axis.taps(bin)] for bin in range(axis.out))
-    return [slice(own[0], own[-1] + 1) for own in inputs]
 
 
 class SpatialPyramidPool2d(Layer):
@@ -55,16 +49,18 @@ class SpatialPyramidPool2d(Layer):
     (torch.Size([2, 168]), torch.Size([2, 168]))
     """
 
-    shown = ("levels", "mode")
+    levels: Sequence[int] = (1, 2, 4)
+    mode: str = "max"
 
-    def __init__(self, levels: Sequence[int] = (1, 2, 4), mode: str = "max") -> None:
-        super().__init__()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        levels = self.levels
         if not isinstance(levels, Sequence) or isinstance(levels, str | bytes):
             raise TypeError(f"levels must be a sequence of integers, got {brief(levels)}")
         if len(levels) == 0:
             raise ValueError("levels must hold at least one level, got none")
         self.levels = tuple(one_positive("levels", level) for level in levels)
-        self.mode = one_of("mode", mode, tuple(_MODES))
+        one_of("mode", self.mode, tuple(_MODES))
         self.pools = nn.ModuleList(_MODES[self.mode](level) for level in self.levels)
 
     def features(self, channels: int) -> int:
@@ -83,7 +79,8 @@ class SpatialPyramidPool2d(Layer):
 
     def _sliced(self, x: Tensor, level: int) -> Tensor:
         """Return the bins of one level, computed from slices: ONNX has no adaptive pooling."""
-        rows, columns = map(_bins, resolve(adaptive(2, level), shape_of(x)[-2:]).axes)
+        axes = resolve(adaptive(2, level), shape_of(x)[-2:]).axes
+        rows, columns = ([slice(*axis.bins(o)) for o in range(level)] for axis in axes)
         reduce = torch.amax if self.mode == "max" else torch.mean
         bins = [reduce(x[..., row, column], (-2, -1)) for row in rows for column in columns]
         return torch.stack(bins, -1)[..., None]

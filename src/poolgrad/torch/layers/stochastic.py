@@ -15,19 +15,19 @@ from poolgrad import functional
 from poolgrad.torch._compat import mode_of
 from poolgrad.torch.arrays import is_in_graph, pools, shape_of
 from poolgrad.torch.function import known_generator, seeded
-from poolgrad.torch.layers.arguments import Layer, check_maps, pair, sum_dtype, without_autocast
+from poolgrad.torch.layers.arguments import Layer, check_maps, sum_dtype, without_autocast
 from poolgrad.torch.transposes import linear
 from poolgrad.windows import Ints, brief
 
 
-def _strips(size: int, stride: int, grid: int) -> list[tuple[int, int, int]]:
-    """Return the strips of an axis as ``(strips, rows of each, rows kept of each)``.
+def _strips(size: int, stride: int, grid: int) -> list[tuple[int, int, int, int]]:
+    """Return the strips of an axis as ``(first row, strips, rows of each, rows kept of each)``.
 
     First those of `grid` rows, then, if rows are left, one of the rest.
     """
     whole, rest = size // grid, size % grid  # compilers have no divmod of symbolic sizes
-    strips = [(whole, grid, grid // stride), (1, rest, -(-rest // stride))]
-    return [(count, n, m) for count, n, m in strips if count and n]
+    strips = [(0, whole, grid, grid // stride), (size - rest, 1, rest, -(-rest // stride))]
+    return [(first, count, n, m) for first, count, n, m in strips if count and n]
 
 
 @lru_cache(maxsize=8)  # tables of size * size / stride numbers
@@ -38,8 +38,7 @@ def _chances(size: int, stride: int, grid: int) -> tuple[tuple[float, ...], ...]
     ``comb(j, k) * comb(n - 1 - j, m - 1 - k)`` of the ``comb(n, m)`` equally likely choices.
     """
     chances: list[tuple[float, ...]] = []
-    first = 0
-    for strips, n, m in _strips(size, stride, grid):
+    for first, strips, n, m in _strips(size, stride, grid):
         drawn = [
             [comb(j, k) * comb(n - 1 - j, m - 1 - k) / comb(n, m) for j in range(n)]
             for k in range(m)
@@ -47,7 +46,6 @@ def _chances(size: int, stride: int, grid: int) -> tuple[tuple[float, ...], ...]
         for start in range(first, first + strips * n, n):
             after = size - start - n
             chances += [(0.0,) * start + tuple(row) + (0.0,) * after for row in drawn]
-        first += strips * n
     return tuple(chances)
 
 
@@ -68,8 +66,7 @@ def _selected(y: Tensor, kept: Tensor, axis: int, size: int) -> Tensor:
 def _dense_maximum(x: Tensor, kernel_size: tuple[int, int]) -> Tensor:
     """Compute the maximum of every window at stride one; the output has the size of `x`."""
     if pools(check_maps(x)):
-        y: Tensor = functional.max_pool2d(x, kernel_size, stride=1, padding="same")
-        return y
+        return functional.max_pool2d(x, kernel_size, stride=1, padding="same")
     high, wide = (k - 1 for k in kernel_size)
     around = (wide // 2, wide - wide // 2, high // 2, high - high // 2)
     return max_pool2d(pad(x, around, value=-torch.inf), kernel_size, stride=1)
@@ -84,15 +81,13 @@ def _drawn(
     `device`.
     """
     kept = []
-    first = 0
     device = device if generator is None else generator.device
     # Compilers take no generator that is None.
     own: dict[str, Any] = {} if generator is None else {"generator": generator}
-    for strips, n, m in _strips(size, stride, grid):
+    for first, strips, n, m in _strips(size, stride, grid):
         keys = torch.rand(strips, n, dtype=torch.float64, device=device, **own)
         starts = first + n * torch.arange(strips, dtype=torch.int64, device=device)[:, None]
         kept.append((starts + keys.topk(m).indices.sort().values).flatten())
-        first += strips * n
     return torch.cat(kept)
 
 
@@ -119,8 +114,7 @@ def _sampled(
 def _mean(y: Tensor, stride: tuple[int, int], grid_size: tuple[int, int]) -> Tensor:
     """Compute the mean of all draws from a map of maxima."""
     if grid_size == stride and pools(y):
-        mean: Tensor = functional.avg_pool2d(y, stride, ceil_mode=True)
-        return mean
+        return functional.avg_pool2d(y, stride, ceil_mode=True)
     dtype = sum_dtype(y)
     # The table is a constant of compiled code, which holds for this size.
     sizes = [index(n) for n in shape_of(y)[-2:]]
@@ -186,29 +180,30 @@ class S3Pool2d(Layer):
 
     shown = ("kernel_size", "stride", "grid_size")
 
-    def __init__(
-        self,
-        kernel_size: Ints = 2,
-        stride: Ints | None = None,
-        grid_size: Ints | None = None,
-        generator: torch.Generator | int | None = None,
-    ) -> None:
-        super().__init__()
-        self.kernel_size = pair("kernel_size", kernel_size)
-        self.stride = self.kernel_size if stride is None else pair("stride", stride)
-        self.grid_size = self.stride if grid_size is None else pair("grid_size", grid_size)
-        if any(g % s for g, s in zip(self.grid_size, self.stride, strict=True)):
+    kernel_size: Ints = 2
+    stride: Ints | None = None
+    grid_size: Ints | None = None
+    generator: torch.Generator | int | None = None
+
+    def __post_init__(self) -> None:
+        given = self.grid_size
+        super().__post_init__()
+        self.stride = self.stride or self.kernel_size
+        self.grid_size = self.grid_size or self.stride
+        self.generator = known_generator(self.generator)
+        _, stride, grid_size, _ = self.arguments
+        if any(g % s for g, s in zip(grid_size, stride, strict=True)):
             raise ValueError(
-                f"grid_size must be a multiple of the stride {self.stride}, got {brief(grid_size)}"
+                f"grid_size must be a multiple of the stride {stride}, got {brief(given)}"
             )
-        self.generator = known_generator(generator)
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C, ceil(H / stride), ceil(W / stride))."""
-        y = _dense_maximum(x, self.kernel_size)
+        kernel_size, stride, grid_size, generator = self.arguments
+        y = _dense_maximum(x, kernel_size)
         if self.training:
-            return _sampled(y, self.stride, self.grid_size, self.generator)
-        return _mean(y, self.stride, self.grid_size)
+            return _sampled(y, stride, grid_size, generator)
+        return _mean(y, stride, grid_size)
 
     def extra_repr(self) -> str:
         """Return the arguments for `repr`."""
