@@ -33,8 +33,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
     if name == "bfloat16":
         import ml_dtypes
 
-        small: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return small
+        return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(name)
 
 

@@ -123,8 +123,7 @@ def _bind(
     bound = tuple((getattr(ready.kernels, name), args) for name, args in calls)
     # NumPy's arrays are allocated fastest.
     makers = (*map(maker, outputs[:returned]), *map(buffers.maker, outputs[returned:]))
-    run_bound: Callable[..., Any] = BoundCalls(bound, slots, makers, threads, returned).run
-    return run_bound
+    return BoundCalls(bound, slots, makers, threads, returned).run
 
 
 def forward(

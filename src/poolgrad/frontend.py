@@ -45,7 +45,7 @@ def front_end(x: object) -> FrontEnd:
         If this call interrupts the import of the front end, as in a signal handler.
     """
     if hasattr(x, "__torch_function__"):  # without a table, whose keys a compiler cannot guard
-        return front_ends.torch  # type: ignore[no-any-return]
+        return front_ends.torch
     kind = type(x)
     if kind not in _found:
         known = name_of(x)
@@ -89,7 +89,7 @@ def _refused(x: object) -> str:
 
 
 def _named(name: str) -> FrontEnd:
-    return getattr(front_ends, name)  # type: ignore[no-any-return]
+    return getattr(front_ends, name)
 
 
 class FrontEnd(ABC):

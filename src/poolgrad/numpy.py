@@ -107,7 +107,7 @@ class NumpyFrontEnd(FrontEnd):
     def forward(self, call: Any, keep: bool = False) -> tuple[Array, tuple[Array, ...]]:
         ready, x = call.ready, call.x
         if not call.has_kernels:
-            return front_ends.portable.forward(call, keep)  # type: ignore[no-any-return]
+            return front_ends.portable.forward(call, keep)
         y, residual = self._target(call), tuple(map(allocate, ready.residual)) if keep else ()
         how = {"residual": (*map(as_buffer, residual),), "operand": call.operand}
         made = ready.call(as_buffer(x), as_buffer(y), threads=get_num_threads(), **how)
@@ -129,7 +129,7 @@ class NumpyFrontEnd(FrontEnd):
 
     def gradient(self, call: Any, gy: Array, x: Array | None, residual: Any) -> Array:
         if not call.has_kernels:
-            return front_ends.portable.gradient(call, gy, x, residual)  # type: ignore[no-any-return]
+            return front_ends.portable.gradient(call, gy, x, residual)
         read = (gy, *(() if x is None else (x,)), *residual[: call.needed])
         gx: Array = call.bound_gradient(*map(as_buffer, read))
         return gx.view(gy.dtype)
@@ -137,7 +137,7 @@ class NumpyFrontEnd(FrontEnd):
     def parameter_gradient(self, call: Any, gy: Array, x: Array | None, residual: Any) -> Array:
         ready, layout = call.ready, call.ready.layout
         if not call.has_kernels:
-            return front_ends.portable.parameter_gradient(call, gy, x, residual)  # type: ignore[no-any-return]
+            return front_ends.portable.parameter_gradient(call, gy, x, residual)
         shape = np.shape(call.request.operands[0])
         others = ready.operator.operand.summed_axes(shape, layout)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -185,7 +185,7 @@ class NumpyFrontEnd(FrontEnd):
         dtype, shape = dtype_named(name), arguments.samples_shape(layout)
         rounded = samples.astype(dtype, order="C").reshape(shape)  # the kernels read no strides
         clipped = rounded.clip(max=arguments.below_one(name))
-        return clipped.astype(dtype, order="C")  # type: ignore[no-any-return]
+        return clipped.astype(dtype, order="C")
 
     # Cached calls
 
@@ -240,7 +240,7 @@ class NumpyFrontEnd(FrontEnd):
         read = (a for a in (call.x, call.operand) if isinstance(a, np.ndarray))
         fits = readable(out) is out and out.transpose(layout.order).flags.c_contiguous
         if fits and not any(np.may_share_memory(out, a) for a in read):
-            return out  # type: ignore[no-any-return]
+            return out
         return allocate(call.ready.output)
 
     def _check_result(self, out: Any, call: Any) -> None:
@@ -261,10 +261,10 @@ class NumpyFrontEnd(FrontEnd):
     def finished(self, call: Any, y: Array) -> Array:
         out, shaped = call.request.out, call.shaped(y)
         if out is None or out is shaped:
-            return shaped  # type: ignore[no-any-return]
+            return shaped
         self._check_result(out, call)  # not yet of composed operators
         np.copyto(out, shaped)
-        return out  # type: ignore[no-any-return]
+        return out
 
 
 def _overlaps_itself(array: Array) -> bool:

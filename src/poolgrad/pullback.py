@@ -154,8 +154,8 @@ class Pullback(Generic[A]):
         if SPEC.have_parts((gy,), (call.contiguous_key,)):
             kept = self._residual[: call.needed]
             read = kept if self._x is None else (self._x, *kept)
-            return call.bound_gradient(gy, *read)  # type: ignore[no-any-return]
-        return call.gradient(call.cotangent(gy), self._x, self._residual)  # type: ignore[no-any-return]
+            return call.bound_gradient(gy, *read)
+        return call.gradient(call.cotangent(gy), self._x, self._residual)
 
     def parameters(self, gy: Any) -> dict[str, A]:
         """Compute the gradients of learned parameters.
@@ -193,8 +193,7 @@ class Pullback(Generic[A]):
         if self._has_shared_wins("routes"):
             raise TypeError('ties="split" has no routes: a window may have several winners')
         self._require_numpy()
-        routes: Array = self.call.front.routes(self.call, self._residual[0])
-        return routes
+        return self.call.front.routes(self.call, self._residual[0])
 
     def mask(self) -> Array:
         """Count how many windows each input won: 0 or 1 if windows do not overlap.

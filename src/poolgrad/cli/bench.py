@@ -246,8 +246,7 @@ def _print_gpu_model(device: str, dry_run: bool) -> None:
 
 def _select_rows(name: str, parts: Sequence[str], dtype: str) -> Sequence[Any]:
     module = import_module(f"poolgrad.tools.bench.{_MODULES[name][0]}")
-    chosen: Sequence[Any] = module.select(parts, *(dtype,) * (name == "bench"))
-    return chosen
+    return module.select(parts, *(dtype,) * (name == "bench"))
 
 
 @app.command()

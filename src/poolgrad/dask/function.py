@@ -72,7 +72,7 @@ class DaskFrontEnd(FrontEnd):
 
     def kept(self, call: Any) -> Call:
         self.require_gradient(call.array)
-        return call  # type: ignore[no-any-return]
+        return call
 
     def copied(self, x: Any) -> Any:
         return x

@@ -56,10 +56,10 @@ def vjp(fun: Callable[..., Any], x: A, *args: Any, **kwargs: Any) -> tuple[A, Pu
     if kept is not None and lookup is not None:
         made = lookup.call(kept, (x, *args), kwargs)
         if made is not None:
-            return made  # type: ignore[no-any-return]
+            return made
     describe = getattr(fun, "describe", None)
     if (of_regions := getattr(fun, "vjp", None)) is not None:
-        return of_regions(x, *args, **kwargs)  # type: ignore[no-any-return]
+        return of_regions(x, *args, **kwargs)
     if describe is None:
         raise TypeError(
             "fun must be a pooling function of poolgrad, such as poolgrad.max_pool2d, "

@@ -75,8 +75,7 @@ def _pool(
     window = positive("window_shape", window_shape, dims)
     stride = (1,) * dims if strides is None else positive("strides", strides, dims)
     pool = FUNCTIONS[f"{name}_pool{dims}d"]
-    result: Array = pool(inputs, window, stride, padding, channels_last=True, **options)
-    return result
+    return pool(inputs, window, stride, padding, channels_last=True, **options)
 
 
 @named

@@ -76,7 +76,7 @@ class JaxFrontEnd(FrontEnd):
     def indices_of(self, call: Call, routes: Array) -> Array:
         layout = call.ready.layout
         samples = call.operand if layout.window.fractional else None
-        return engine.indices(layout, routes, samples)  # type: ignore[no-any-return]
+        return engine.indices(layout, routes, samples)
 
     # Extra operands
 
@@ -91,7 +91,7 @@ class JaxFrontEnd(FrontEnd):
             value = value.__jax_array__()
         theta = super().parameter(operand, value, x, ready)
         # So that a batch axis is not taken for channels.
-        return theta.reshape(()) if theta.shape == (1,) else theta  # type: ignore[no-any-return]
+        return theta.reshape(()) if theta.shape == (1,) else theta
 
     def narrowed(self, value: Array, dtype: str) -> Array:
         if value.dtype == jnp.float64:  # only float64 holds numbers that float32 does not
@@ -135,7 +135,7 @@ class JaxFrontEnd(FrontEnd):
         # JAX converts int64 to int32 unless 64-bit types are enabled.
         wide = "int64" if value.dtype == jax.dtypes.canonicalize_dtype(np.int64) else value.dtype
         arguments.check_indices(wide, value.shape, x.shape)
-        return value  # type: ignore[no-any-return]
+        return value
 
 
 def _static(request: Request) -> Static:

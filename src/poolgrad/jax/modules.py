@@ -131,8 +131,7 @@ class Pool(Arguments, Generic[Y]):
         TypeError, ValueError
             If the input does not suit the function or the windows.
         """
-        y: Y = self.function(_array(x), **self._arguments())
-        return y
+        return self.function(_array(x), **self._arguments())
 
 
 class Random(Pool[Any]):
@@ -207,8 +206,7 @@ class Unpool(Pool[Array]):
             Sizes of the pooled axes of the output; default: that of the public function.
         """
         given = self._arguments() | {"output_size": output_size}
-        y: Array = self.function(_array(x), indices, **given)
-        return y
+        return self.function(_array(x), indices, **given)
 
 
 class Lip(Pool[Array]):
@@ -227,8 +225,7 @@ class Lip(Pool[Array]):
         x, logits : array
             The values and the logarithms of their weights, of the same shape.
         """
-        y: Array = self.function(_array(x), logits, **self._arguments())
-        return y
+        return self.function(_array(x), logits, **self._arguments())
 
 
 class Global(Pool[Y]):
@@ -241,8 +238,7 @@ class Global(Pool[Y]):
         # The public function would pool additional leading axes.
         x_like = Placeholder((1,) * (self.dims + 2))
         request = self.function.describe(x_like, **self._arguments())  # type: ignore[attr-defined]
-        y: Y = FRONT_END.perform(replace(request, x=_array(x)))
-        return y
+        return FRONT_END.perform(replace(request, x=_array(x)))
 
 
 # Arguments

@@ -46,8 +46,7 @@ def bound(primitive: Primitive, *args: Any, **how: Any) -> list[Any]:
     missing = [tuple(frozenset().union(*axes) - own) for own in axes]
     pairs = zip(args, missing, strict=True)
     alike = (jax.lax.pcast(a, names, to="varying") if names else a for a, names in pairs)
-    outputs: list[Any] = primitive.bind(*alike, **how)
-    return outputs
+    return primitive.bind(*alike, **how)
 
 
 # Shapes
@@ -233,7 +232,7 @@ def _define(primitive: Primitive, name: str, shapes: Any, jvp: Any, transpose: A
 
     def on_cpu(*args: Any, pool: Static, **how: Any) -> list[Any]:
         engine = kernels if pool.operator.has_kernels("xla", pool.options) else portable
-        return getattr(engine, name)(*args, pool=pool, **how)  # type: ignore[no-any-return]
+        return getattr(engine, name)(*args, pool=pool, **how)
 
     register(primitive, shapes, jvp, transpose, partial(_batch, primitive))
     _compat.requires_devices.add(primitive)  # as for `custom_partitioning`, which it uses

@@ -64,16 +64,14 @@ class _ArrayMap(RegionMap):
 
     def _bound(self, x: Array, *indices: Array, **how: bool) -> Array:
         what = _Static(self.shape, self.bins, **how)
-        made: Array = bound(region_p, x, self.boxes, *indices, what=what)[0]
-        return made
+        return bound(region_p, x, self.boxes, *indices, what=what)[0]
 
 
 class _CompiledMap(PortableMap):
     """The map as XLA computes it: XLA divides by a constant by multiplying, and fuses products."""
 
     def _rounded(self, value: Array) -> Array:
-        made: Array = jax.lax.optimization_barrier(value)
-        return made
+        return jax.lax.optimization_barrier(value)
 
 
 def _run(x: Array, boxes: Array, *indices: Array, what: _Static) -> list[Array]:

@@ -77,5 +77,4 @@ def sharded(
         sharding_rule=" -> ".join(words),
         need_replication_factors=tuple(whole),
     )
-    outputs: list[Array] = split(*arrays)
-    return outputs
+    return split(*arrays)

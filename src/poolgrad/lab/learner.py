@@ -130,8 +130,7 @@ class Learner(lightning.LightningModule):
 
     def forward(self, images: Tensor) -> Tensor:
         """Scores, shape (N, classes)."""
-        scores: Tensor = self.network(images)
-        return scores
+        return self.network(images)
 
     def on_train_epoch_start(self) -> None:
         """Begin the epoch's own sequences of augmentations and of random pooling."""
@@ -164,8 +163,7 @@ class Learner(lightning.LightningModule):
 
     def predict_step(self, batch: Batch, _: int) -> Tensor:
         """The class with the highest score for each image, shape (N,)."""
-        classes: Tensor = self(batch[0]).argmax(1)
-        return classes
+        return self(batch[0]).argmax(1)
 
     def configure_optimizers(self) -> Any:
         """The optimizer, and a learning rate that rises a little while and then falls to zero."""

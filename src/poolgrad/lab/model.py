@@ -112,8 +112,7 @@ class ScaledConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (N, in_channels, H, W) to (N, out_channels, H', W')."""
-        y: Tensor = self._conv_forward(x, self.used_weight, self.bias)
-        return y
+        return self._conv_forward(x, self.used_weight, self.bias)
 
 
 class Network(nn.Module):
@@ -192,8 +191,7 @@ class Network(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Scores, shape (N, classes), of images, shape (N, C, H, W)."""
-        scores: Tensor = self.after(self.pool(self.before(images)))
-        return scores
+        return self.after(self.pool(self.before(images)))
 
     @property
     def parameter_count(self) -> int:

@@ -146,8 +146,7 @@ class Run:
     def _predict(self, trainer: lightning.Trainer, learner: Learner) -> NDArray[np.int64]:
         images = in_order(self._dataset(self.parts.test), _EVALUATION_BATCH)
         batches = trainer.predict(learner, images)
-        predictions: NDArray[np.int64] = torch.cat(batches).numpy()  # type: ignore[arg-type]
-        return predictions
+        return torch.cat(batches).numpy()  # type: ignore[arg-type]
 
     def _dataset(self, indices: NDArray[np.int64]) -> TensorDataset:
         return dataset(self.images.images, self.images.labels, indices)

@@ -339,8 +339,7 @@ class Adapter:
         def to_output(ctx: Any, t: Tensor | None, *unused: Any) -> Tensor:
             if t is None:  # only samples, which have no derivative, have a tangent
                 return torch.zeros_like(empty(ctx.static.ready.output, ctx.saved_tensors[0]))
-            y: Tensor = self.differentiable_jvp(ctx.static, t, *ctx.saved_tensors)
-            return y
+            return self.differentiable_jvp(ctx.static, t, *ctx.saved_tensors)
 
         def forward_jvp(ctx: Any, t: Tensor, *unused: Any) -> Any:
             y = to_output(ctx, t)

@@ -238,7 +238,7 @@ _unflatten = lru_cache(maxsize=4096)(unflatten)
 
 def spec_of(window: list[int]) -> WindowSpec:
     """Rebuild the windows that a custom operator receives as integers; see `windows.unflatten`."""
-    return _looked_up(_unflatten, tuple(window))  # type: ignore[no-any-return]
+    return _looked_up(_unflatten, tuple(window))
 
 
 def untraced(read: Callable[[Tensor], T], tensor: Tensor) -> T:
@@ -260,7 +260,7 @@ def shape_of(x: Tensor) -> tuple[int, ...]:
 
 def inner_of(x: Tensor, spec: WindowSpec, channels_last: bool) -> int:
     """Return `core.inner_axis` of a tensor."""
-    return _looked_up(inner_axis, tuple(x.shape), x.stride(), spec, channels_last)  # type: ignore[no-any-return]
+    return _looked_up(inner_axis, tuple(x.shape), x.stride(), spec, channels_last)
 
 
 def prepare_call(*call: Any) -> Prepared:

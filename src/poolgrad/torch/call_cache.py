@@ -163,5 +163,4 @@ class _BoundPasses:
                 return gx
         held = (*saved[: self._nonlinear], *self._operands, *saved[self._nonlinear :], *self._slope)
         made = self._adapter.differentiable_vjp(self._static, gy, *held)
-        gradient: Tensor = made[0] if self._slope else made
-        return gradient
+        return made[0] if self._slope else made

@@ -42,8 +42,7 @@ def pullback_of(pool: Callable[..., Tensor]) -> Callable[..., Tensors]:
     """Return the pullback of a function, as a function of the cotangent and the arguments."""
 
     def vjp(gy: Tensor, *arguments: Tensor) -> Tensors:
-        result: Tensors = torch.func.vjp(pool, *arguments)[1](gy)
-        return result
+        return torch.func.vjp(pool, *arguments)[1](gy)
 
     return vjp
 

@@ -201,7 +201,7 @@ class TorchFrontEnd(FrontEnd):
         is_fractional = request.spec.kind is WindowKind.FRACTIONAL
         samples = call.operand if is_fractional else x.new_empty(0)
         how = (flatten(request.spec), request.channels_last)
-        return _route_indices(x, routes, samples, *how)  # type: ignore[no-any-return]
+        return _route_indices(x, routes, samples, *how)
 
     def bound_call(self, request: Request) -> Callable[[Tensor], Any] | None:
         if not is_cacheable(request):
@@ -252,7 +252,7 @@ class TorchFrontEnd(FrontEnd):
             value = _as_float64(arguments.real_numbers(operand.name, value))
         theta = super().parameter(operand, checked(operand.name, value), x, ready).to(x.device)
         # Without a channel axis there is one number.
-        return (theta if layout.channel >= 0 else theta.reshape(())).contiguous()  # type: ignore[no-any-return]
+        return (theta if layout.channel >= 0 else theta.reshape(())).contiguous()
 
     def narrowed(self, value: Tensor, dtype: str) -> Tensor:
         if value.dtype == torch.float64 and dtype == "float32":
@@ -290,7 +290,7 @@ class TorchFrontEnd(FrontEnd):
             if not isinstance(given, Tensor):
                 given = _as_float64(arguments.floating_samples(given))
             value = value._replace(values=checked(operand.name, given).to(x.device))
-        return super().samples(operand, value, x, ready)  # type: ignore[no-any-return]
+        return super().samples(operand, value, x, ready)
 
     def samples_below_one(self, samples: Tensor, ready: Prepared) -> Tensor:
         layout = ready.layout

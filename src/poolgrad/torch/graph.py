@@ -61,13 +61,11 @@ def _selected(ready: Prepared, x: Tensor, operand: Any) -> tuple[Tensor, tuple[T
 
     def along(t: Tensor, *constants: Tensor) -> Tensor:
         kept, own = constants[len(held) :], constants[0] if held else None
-        ty: Tensor = portable.jvp(ready, t, own, kept)
-        return ty
+        return portable.jvp(ready, t, own, kept)
 
     def back(gy: Tensor, *constants: Tensor) -> Tensor:
         kept, own = constants[len(held) :], constants[0] if held else None
-        gx: Tensor = portable.vjp(ready, gy, None, own, kept)[0]
-        return gx
+        return portable.vjp(ready, gy, None, own, kept)[0]
 
     selected = linear(along, back, x, *held, *residual)
     if not ready.operator.windowed:

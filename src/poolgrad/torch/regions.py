@@ -286,8 +286,7 @@ class _OperatorMap(RegionMap):
             }
             inputs = [array, boxes[:, 1:].to(array.dtype), boxes[:, 0].to(torch.int64)]
             return _onnx("RoiAlign", inputs, self.out_shape, how)
-        y: Tensor = OPERATORS["roi_align"](array, boxes, list(size), scale, ratio, aligned)
-        return y
+        return OPERATORS["roi_align"](array, boxes, list(size), scale, ratio, aligned)
 
 
 def _onnx(name: str, inputs: list[Tensor], shape: Any, attributes: dict[str, Any]) -> Tensor:

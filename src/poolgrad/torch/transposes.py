@@ -28,8 +28,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(*args: Any) -> Tensor:
         *tensors, apply, _ = args
-        result: Tensor = apply(*tensors)
-        return result
+        return apply(*tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -53,8 +52,7 @@ def linear(apply: Map, transpose: Map, x: Tensor, *constants: Tensor) -> Tensor:
     if is_inference():
         return apply(x, *constants)
     function: Any = _Linear
-    y: Tensor = function.apply(x, *constants, apply, transpose)
-    return y
+    return function.apply(x, *constants, apply, transpose)
 
 
 class TransposableGeometry(Geometry):
@@ -83,7 +81,6 @@ class TransposableGeometry(Geometry):
             return torch.where(geometry.windows.valid, taps, 0)
 
         def together(parts: Tensor) -> Tensor:
-            folded: Tensor = Geometry(self._xp, self._layout, parts).fold(parts)
-            return folded
+            return Geometry(self._xp, self._layout, parts).fold(parts)
 
         return linear(apart, together, x)

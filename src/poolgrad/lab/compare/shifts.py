@@ -109,5 +109,4 @@ def agreement(predictions: Sequence[IntArray] | IntArray) -> FloatArray:
     for row in classes:
         counts[row, np.arange(len(row))] += 1
     shifts = len(classes)
-    share: FloatArray = (counts * (counts - 1)).sum(0) / (shifts * (shifts - 1))
-    return share
+    return (counts * (counts - 1)).sum(0) / (shifts * (shifts - 1))

@@ -176,12 +176,12 @@ class Task:
     def data_functions(self) -> TaskData:
         """The module that reads the data."""
         module: Any = import_module(self.data_module)
-        return module  # type: ignore[no-any-return]
+        return module
 
     def training_functions(self) -> TaskTraining:
         """The module that trains; imports PyTorch."""
         module: Any = import_module(self.training_module)
-        return module  # type: ignore[no-any-return]
+        return module
 
 
 TASKS: dict[str, Task] = {

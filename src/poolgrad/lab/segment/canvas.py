@@ -97,5 +97,4 @@ def _distractor(random: np.random.Generator) -> Plane:
     share = (pixels @ along / max(float(along @ along), 1e-9)).clip(0, 1)
     distance = np.linalg.norm(pixels - share[..., None] * along, axis=-1)
     # Soft edges, like those of enlarged digits of 8 x 8 pixels.
-    cover: Plane = ((radius - distance) / 2 + 0.5).clip(0, 1)
-    return cover
+    return ((radius - distance) / 2 + 0.5).clip(0, 1)

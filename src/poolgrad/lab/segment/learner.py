@@ -133,8 +133,7 @@ class MaskLearner(Learner):
 
     def predict_step(self, batch: Batch, _: int) -> Tensor:
         """The class with the highest score for each pixel, shape (N, H, W), uint8."""
-        classes: Tensor = self(batch[0]).argmax(1).to(torch.uint8)
-        return classes
+        return self(batch[0]).argmax(1).to(torch.uint8)
 
     def _log_masks(self, part: str, scores: Tensor, masks: Tensor) -> Tensor:
         loss = mask_loss(scores, masks)

@@ -77,8 +77,7 @@ class Unpooling(Resampling):
 
     def up(self, x: Tensor, kept: Tensor | None, size: tuple[int, int]) -> Tensor:
         """Write values to the positions of their indices."""
-        grown: Tensor = self.unpool(self.reduce(x), kept, size)
-        return grown
+        return self.unpool(self.reduce(x), kept, size)
 
 
 class Interpolation(Resampling):
@@ -134,8 +133,7 @@ class StridedConvolutions(Resampling):
 
     def up(self, x: Tensor, kept: Tensor | None, size: tuple[int, int]) -> Tensor:
         """Convolve with the transposed stride."""
-        grown: Tensor = self.transposed(x, output_size=list(size))
-        return grown
+        return self.transposed(x, output_size=list(size))
 
 
 class SameSize(Resampling):
@@ -155,8 +153,7 @@ class SameSize(Resampling):
 
     def up(self, x: Tensor, kept: Tensor | None, size: tuple[int, int]) -> Tensor:
         """Change the channels only."""
-        reduced: Tensor = self.reduce(x)
-        return reduced
+        return self.reduce(x)
 
 
 class UNet(nn.Module):
@@ -238,8 +235,7 @@ class UNet(nn.Module):
             size = (here.shape[2], here.shape[3])
             x = self.resamplings[level].up(x, memory[level], size)  # type: ignore[operator]
             x = self.decoder[level](torch.cat([here, x], 1))
-        scores: Tensor = self.classify(x)
-        return scores
+        return self.classify(x)
 
 
 def make_resampling(

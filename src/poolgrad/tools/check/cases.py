@@ -78,8 +78,7 @@ class Case:
     @property
     def request(self) -> Request:
         """The request that the function passes to a front end."""
-        request: Request = FUNCTIONS[self.name].describe(self.x, **self.kwargs)  # type: ignore[attr-defined]
-        return request
+        return FUNCTIONS[self.name].describe(self.x, **self.kwargs)  # type: ignore[attr-defined]
 
     @property
     def operator(self) -> str:

@@ -73,8 +73,7 @@ def differences(pool: Callable[[Case], Array], case: Case, gy: Array) -> Gradien
 def _slopes(pool: Callable[[Case], Array], case: Case, gy: Array, name: str) -> Array:
     """Compute the derivative of ``(y * gy).sum()`` with respect to each element of an array."""
     rises = _rises(pool, case, name) * gy
-    slopes: Array = rises.reshape(*case.x.shape, -1).sum(-1) / (2 * _STEP)
-    return slopes
+    return rises.reshape(*case.x.shape, -1).sum(-1) / (2 * _STEP)
 
 
 def _rises(pool: Callable[[Case], Array], case: Case, name: str) -> Array:

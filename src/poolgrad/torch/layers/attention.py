@@ -35,8 +35,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if not (traced or torch.is_grad_enabled() or is_transformed() or forward_level() >= 0):
         return scaled_dot_product_attention(q, k, v)
     weights = (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(-1)
-    attended: Tensor = weights @ v
-    return attended
+    return weights @ v
 
 
 def _normalised(norm: nn.LayerNorm, x: Tensor) -> Tensor:
@@ -45,8 +44,7 @@ def _normalised(norm: nn.LayerNorm, x: Tensor) -> Tensor:
     PyTorch's forward-mode derivative of it has a wrong derivative itself.
     """
     if forward_level() < 0:
-        normalised: Tensor = norm(x)
-        return normalised
+        return norm(x)
     centred = x - x.mean(-1, keepdim=True)
     scale = (centred.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
     return centred * scale * norm.weight + norm.bias
@@ -99,8 +97,7 @@ class MultiHeadAttention(Layer):
         q = self._split(self.query(queries))
         k = self._split(self.key(tokens))
         v = self._split(self.value(tokens))
-        projected: Tensor = self.output(_attended(q, k, v).transpose(-3, -2).flatten(-2))
-        return projected
+        return self.output(_attended(q, k, v).transpose(-3, -2).flatten(-2))
 
 
 class _Attention(Layer):

@@ -237,8 +237,7 @@ class MaxBlurPool2d(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool, blur and subsample."""
-        y: Tensor = self.blur(_dense_maximum(x, self.arguments[0]))
-        return y
+        return self.blur(_dense_maximum(x, self.arguments[0]))
 
 
 class BlurConv2d(Layer):
@@ -305,5 +304,4 @@ class BlurConv2d(Layer):
     def forward(self, x: Tensor) -> Tensor:
         """Convolve, rectify, blur and subsample."""
         x = arguments.check_maps(x, self.conv.in_channels)
-        y: Tensor = self.blur(F.relu(self.conv(x)))
-        return y
+        return self.blur(F.relu(self.conv(x)))

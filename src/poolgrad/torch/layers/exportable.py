@@ -15,8 +15,7 @@ Pair = tuple[int, int]
 def pooled(name: str, x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair = (0, 0)) -> Tensor:
     """Call ``max_pool2d`` or ``avg_pool2d``; exported programs get PyTorch's operator."""
     pool = FUNCTIONS[name] if pools(x) else getattr(F, name)
-    y: Tensor = pool(x, kernel_size, stride, padding)
-    return y
+    return pool(x, kernel_size, stride, padding)
 
 
 @fx.wrap

@@ -23,8 +23,7 @@ def _responses(x: Tensor, weight: Tensor, channels: int, *windows: tuple[int, in
     filters = weight.shape[1]
     each = weight.expand(channels, -1, -1, -1).reshape(-1, 1, *kernel_size)
     y = F.conv2d(x, each, stride=stride, padding=padding, groups=channels)
-    by_channel: Tensor = y.unflatten(-3, (channels, filters))
-    return by_channel
+    return y.unflatten(-3, (channels, filters))
 
 
 def _filters(layer: GatedPool2d | TreePool2d, count: int) -> nn.Parameter:

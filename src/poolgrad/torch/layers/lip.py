@@ -72,8 +72,7 @@ def lip_pool2d(
     shape = [(n - k) // s + 1 for n, k, s in zip(values.shape[-2:], window, step, strict=True)]
 
     def taps(maps: Tensor) -> Tensor:
-        by_channel: Tensor = F.unfold(maps, window, stride=step).unflatten(-2, (x.shape[-3], -1))
-        return by_channel
+        return F.unfold(maps, window, stride=step).unflatten(-2, (x.shape[-3], -1))
 
     weights = taps(low).softmax(-2)
     y: Tensor = (weights * taps(values)).sum(-2).unflatten(-1, shape)

@@ -182,8 +182,7 @@ def _choose(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
     if torch.compiler.is_exporting() or tracing_state() is not None:
         return component_norms(x, stride, norm).argmax(1)
     if torch.compiler.is_compiling():
-        opaque: Tensor = _opaque(x.detach(), *stride, norm)
-        return opaque
+        return _opaque(x.detach(), *stride, norm)
     return choose_component(x, stride, norm)
 
 

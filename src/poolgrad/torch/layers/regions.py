@@ -51,7 +51,7 @@ class RoIPool2d(Layer):
 
     def forward(self, input: Tensor, boxes: Tensor | list[Tensor]) -> Tensor:
         """Pool (N, C, H, W) and K boxes to (K, C, output height, output width)."""
-        return roi_pool(input, boxes, self.output_size, self.spatial_scale)  # type: ignore[no-any-return]
+        return roi_pool(input, boxes, self.output_size, self.spatial_scale)
 
 
 class RoIAlign2d(Layer):
