@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from poolgrad.tools.bench.gpu_model import variants
-from poolgrad.torch.triton.launch import CONTRACTION, Launch, warps
+from poolgrad.torch.triton.launch import CONTRACTION, Launch
 
 TARGETS = {
     "cuda:80": GPUTarget("cuda", 80, 32),
@@ -68,7 +68,7 @@ def source_of(launched: Launch) -> ASTSource:
 def compiled(launched: Launch, target: str) -> Compiled:
     """Compile the kernel of a launch for one of `TARGETS`."""
     gpu = TARGETS[target]
-    options = {"num_warps": warps(launched.constants, gpu.warp_size)} | CONTRACTION
+    options = {"num_warps": launched.threads // gpu.warp_size} | CONTRACTION
     made = triton.compile(source_of(launched), target=gpu, options=options)
     shared = made.metadata.shared
     if target.startswith("hip"):

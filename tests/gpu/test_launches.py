@@ -152,13 +152,14 @@ def test_launches_of_other_threads_are_not_recorded() -> None:
     launched = []
     kernel = {(1,): lambda *args: launched.append(args)}
     x = torch.empty(1)
+    first, second = (Launch(kernel, 1, 128, (x,), (n,), (), {}) for n in (2, 3))
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()  # starts the thread
         with recorded() as own:
-            pool.submit(launch, kernel, 1, x, 2).result()
-            launch(kernel, 1, x, 3)
+            pool.submit(launch, first).result()
+            launch(second)
     assert launched == [(x, 2)]
-    assert [one.args for one in own] == [(x, 3)]
+    assert own == [second]
 
 
 CAPABILITIES = [(7, 5), (8, 0), (12, 0)]

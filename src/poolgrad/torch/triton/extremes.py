@@ -3,46 +3,39 @@
 ``y[o] = x[input(o, r[o])]`` with the route ``r[o]`` of output ``o``: the winning tap, counted in
 row-major order; all ones if no tap wins.
 
-===============  ==================================================================================
-`select`         one pass over windows; separable filtering, one axis a pass, with `PRIOR`
-`select_planes`  whole planes: tree reduction of (value, tap)
-===============  ==================================================================================
+`select` is one pass over windows. Wide windows are separable, one axis a pass, with `PRIOR`; whole
+planes are a tree reduction of (value, tap).
 """
 
 import triton
 import triton.language as tl
 
 from poolgrad.torch.triton.geometry import (
-    double_lanes,
-    element,
-    first_valid_tap,
-    load_pair,
-    load_tap,
+    DILATION,
+    KERNEL,
+    LOW,
+    TAPS,
+    fold,
     prologue,
+    state_of,
     tap_at,
-    tile,
+    taps_of,
     wide,
     windows_of,
 )
 from poolgrad.torch.triton.routes import store_routes
 
-# Which input wins.
-MAX = tl.constexpr(0)
-MIN = tl.constexpr(1)
-RELU_MAX = tl.constexpr(2)
-
 
 @triton.jit
-def compare(
-    best, tap, tied, value, t, valid, ORDER: tl.constexpr, STARTED: tl.constexpr
-):  # fmt: skip
+def compare(state, value, t, valid, STARTED: tl.constexpr, ORDER: tl.constexpr):
     """Compare the winner so far with the input at tap `t`: the first extreme or last NaN wins.
 
     `STARTED`: `tap` began as the first valid one, and padding holds the value that never wins. Else
     `tap` is -1 before the first input. `tied`: whether the winner occurred twice.
     """
+    best, tap, tied = state
     a, b = wide(value), wide(best)
-    if ORDER == MIN:
+    if ORDER == "min":
         better = a < b
     else:
         better = a > b
@@ -54,104 +47,44 @@ def compare(
 
 
 @triton.jit
-def identity(like, ORDER: tl.constexpr, BOOL: tl.constexpr):
-    """The output of a window without inputs, as a scalar of the type of `like`."""
-    if like.dtype.is_floating():
-        if ORDER == MAX:
-            value = -float("inf")
-        elif ORDER == MIN:
-            value = float("inf")
-        else:
-            value = 0.0
-    elif ORDER == RELU_MAX or BOOL:
-        value = 1 if ORDER == MIN else 0
-    elif like.dtype.is_int_unsigned():
-        value = 2**like.dtype.primitive_bitwidth - 1 if ORDER == MIN else 0
-    else:
-        end: tl.constexpr = 2 ** (like.dtype.primitive_bitwidth - 1)
-        value = end - 1 if ORDER == MIN else -end
-    return tl.full((), value, like.dtype)
+def first_valid(first, A: tl.constexpr, W: tl.constexpr):
+    """The first tap of each window along an axis that is not low padding."""
+    if W[LOW + A] == 0:
+        return 0 * first[A]
+    return tl.maximum(W[DILATION + A] - 1 - first[A], 0) // W[DILATION + A]
 
 
 @triton.jit
-def winner(best, tap, tied, ORDER: tl.constexpr, ZERO_TIES: tl.constexpr, BOOL: tl.constexpr):
+def first_valid_tap(window, W: tl.constexpr):
+    """The first tap of each window that is an input, counted in row-major order; -1 if none is."""
+    first, end = window
+    d, h, w = first_valid(first, 0, W), first_valid(first, 1, W), first_valid(first, 2, W)
+    found = (d < W[KERNEL]) & (first[0] + d * W[DILATION] < end[0])
+    found &= (h < W[KERNEL + 1]) & (first[1] + h * W[DILATION + 1] < end[1])
+    found &= (w < W[KERNEL + 2]) & (first[2] + w * W[DILATION + 2] < end[2])
+    return tl.where(found, (d * W[KERNEL + 1] + h) * W[KERNEL + 2] + w, -1)
+
+
+@triton.jit
+def never_winning(dtype: tl.constexpr, ORDER: tl.constexpr, LIMIT: tl.constexpr):
+    """The value that no input is worse than; `LIMIT`: that of integers."""
+    value = LIMIT
+    if dtype.is_floating():
+        value = float("inf") if ORDER == "min" else -float("inf")
+    return tl.full((), value, dtype)
+
+
+@triton.jit
+def winner(state, fill, ORDER: tl.constexpr, ZERO_TIES: tl.constexpr):
     """Output and route of a window whose inputs have all been compared; the route may be -1."""
-    if ORDER == RELU_MAX:
+    best, tap, tied = state
+    if ORDER == "relu_max":
         tap = tl.where(wide(best) <= 0, -1, tap)  # a NaN stays
-    best = tl.where(tap < 0, identity(best, ORDER, BOOL), best)
+        fill = tl.zeros_like(fill)
+    best = tl.where(tap < 0, fill, best)
     if ZERO_TIES:
         tap = tl.where(tied, -1, tap)
     return best, tap
-
-
-@triton.jit
-def select(
-    x_ptr, prior_ptr,
-    rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
-    planes, s_p, s_n, s_d, s_h, s_w, s_c,
-    y_ptr, route_ptr,
-    K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
-    ORDER: tl.constexpr, ZERO_TIES: tl.constexpr, BOOL: tl.constexpr,
-    PRIOR: tl.constexpr, LAST: tl.constexpr, ROUTES: tl.constexpr, BITS: tl.constexpr,
-    PAIRS: tl.constexpr, UNROLL: tl.constexpr,
-    CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
-    ALIGN: tl.constexpr,
-):  # fmt: skip
-    """The extreme of each window and its tap.
-
-    `PRIOR`: 0, or the taps of a window along the axes that were pooled before this one: then
-    `prior_ptr` holds the winning tap of each input, -1 for none. `LAST`: nothing is pooled after.
-    `PAIRS`: along a width of stride 2, neighbouring taps come from one contiguous load.
-    """
-    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
-        rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
-        planes, (s_p, s_n, s_d, s_h, s_w, s_c), False, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
-    )  # fmt: skip
-    window = windows_of(position, size, S, LO, KIND)
-    fill = identity(tl.full((), 0, x_ptr.dtype.element_ty), MIN if ORDER == MIN else MAX, BOOL)
-    best = tl.zeros((ROWS, LANES), x_ptr.dtype.element_ty) + fill
-    tap = tl.full((ROWS, LANES), -1, INDEX)
-    if PRIOR == 0:
-        tap += first_valid_tap(window, K, LO, DIL) + 1
-    tied = tl.zeros((ROWS, LANES), tl.int1)
-    if PAIRS:
-        both = double_lanes(lanes, LANES, INDEX)
-        WIDTH: tl.constexpr = K[2]
-        for line in tl.static_range(K[0] * K[1]):
-            for k in tl.static_range(-(LO[2] % 2), WIDTH, 2):  # a pair begins at an even input
-                t = line * K[2] + k
-                even, in_even, odd, in_odd = load_pair(
-                    x_ptr, line, k, window, position[3], both, row < rows, size, origin, strides,
-                    fill, K, LO, DIL, ROWS, LANES,
-                )  # fmt: skip
-                if k >= 0:
-                    best, tap, tied = compare(best, tap, tied, even, t, in_even, ORDER, True)
-                if k + 1 < WIDTH:
-                    best, tap, tied = compare(best, tap, tied, odd, t + 1, in_odd, ORDER, True)
-    else:
-        TAPS: tl.constexpr = K[0] * K[1] * K[2]
-        STEP: tl.constexpr = TAPS if UNROLL else 1
-        for begin in range(0, TAPS, STEP):
-            for j in tl.static_range(STEP):
-                t = begin + j
-                value, valid = load_tap(x_ptr, t, window, origin, strides, ok, fill, K, DIL)
-                number = t
-                if PRIOR:
-                    there, _ = tap_at(t, window, strides, K, DIL)
-                    prior = tl.load(prior_ptr + origin + there, mask=ok & valid, other=-1)
-                    number = tl.full((), t, tap.dtype) * PRIOR + prior
-                    valid &= prior >= 0
-                best, tap, tied = compare(
-                    best, tap, tied, value, number, valid, ORDER, PRIOR == 0
-                )  # fmt: skip
-    if LAST:
-        best, tap = winner(best, tap, tied, ORDER, ZERO_TIES, BOOL)
-    at = element(row, position, lanes, out[2], row_w, CHANNELS_LAST)
-    tl.store(y_ptr + at, best, mask=ok)
-    if ROUTES:
-        store_routes(
-            route_ptr, tap, row, lane, rows, lanes, ok, at, BITS, CHANNELS_LAST, ROWS, LANES
-        )
 
 
 @triton.jit
@@ -159,7 +92,7 @@ def better(a, i, b, j, ORDER: tl.constexpr):
     """The winner of two (value, tap) in any order; a tap of -1 is none."""
     u, v = wide(a), wide(b)
     nan, other = u != u, v != v
-    if ORDER == MIN:
+    if ORDER == "min":
         beats = u < v
     else:
         beats = u > v
@@ -171,43 +104,62 @@ def better(a, i, b, j, ORDER: tl.constexpr):
 @triton.jit
 def better_max(a, i, b, j):
     """`better` of a maximum, as `tl.reduce` takes it."""
-    return better(a, i, b, j, MAX)
+    return better(a, i, b, j, "max")
 
 
 @triton.jit
 def better_min(a, i, b, j):
     """`better` of a minimum, as `tl.reduce` takes it."""
-    return better(a, i, b, j, MIN)
+    return better(a, i, b, j, "min")
 
 
 @triton.jit
-def select_planes(
-    x_ptr,
-    rows, lanes, depth, height, width,
-    planes, s_p, s_n, s_d, s_h, s_w, s_c,
-    y_ptr, route_ptr,
-    ORDER: tl.constexpr, BOOL: tl.constexpr, ROUTES: tl.constexpr,
-    INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, TAPS: tl.constexpr,
+def select(
+    x_ptr, prior_ptr, rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
+    planes, s_p, s_n, s_d, s_h, s_w, s_c, y_ptr, route_ptr,
+    ORDER: tl.constexpr, LIMIT: tl.constexpr, ZERO_TIES: tl.constexpr,
+    PRIOR: tl.constexpr, LAST: tl.constexpr, ROUTES: tl.constexpr, BITS: tl.constexpr,
+    PAIRS: tl.constexpr, UNROLL: tl.constexpr,
+    W: tl.constexpr, INDEX: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """The extreme of each plane and its tap: `ROWS` planes, `LANES` channels, `TAPS` at a time."""
-    row, lane = tile(lanes, ROWS, LANES, INDEX)
-    ok = (row < rows) & (lane < lanes)
-    origin = row // planes * s_n + row % planes * s_p + lane * s_c
-    best = tl.zeros((ROWS, LANES, TAPS), x_ptr.dtype.element_ty)
-    tap = tl.full((ROWS, LANES, TAPS), -1, INDEX)
-    tied = tl.zeros((ROWS, LANES, TAPS), tl.int1)
-    total = tl.full((), depth, INDEX) * height * width
-    for begin in range(0, total, TAPS):
-        t = (begin + tl.arange(0, TAPS).to(INDEX))[None, None, :]
-        at = t // width // height * s_d + t // width % height * s_h + t % width * s_w
-        valid = t < total
-        value = tl.load(x_ptr + origin[:, :, None] + at, mask=ok[:, :, None] & valid, other=0)
-        best, tap, tied = compare(best, tap, tied, value, t, valid, ORDER, False)
-    if ORDER == MIN:
-        most, taps = tl.reduce((best, tap), 2, better_min)
+    """The extreme of each window and its tap.
+
+    `PRIOR`: 0, or the taps of a window along the axes that were pooled before this one: then
+    `prior_ptr` holds the winning tap of each input, -1 for none. `LAST`: nothing is pooled after.
+    """
+    array, tile = prologue(
+        rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
+        planes, s_p, s_n, s_d, s_h, s_w, s_c, False, INDEX, T,
+    )  # fmt: skip
+    _, _, size, _, strides = array
+    _, _, position, ok, origin, at = tile
+    IS_PLANE: tl.constexpr = T[TAPS] > 1
+    window = windows_of(position, size, W)
+    fill = never_winning(x_ptr.dtype.element_ty, ORDER, LIMIT)
+    best = state_of(ok, x_ptr.dtype.element_ty, T) + fill
+    tap = tl.full(best.shape, -1, INDEX)
+    tied = tl.zeros(best.shape, tl.int1)
+    if PRIOR:
+        K = taps_of(size, W, INDEX)
+        for t in range(K[0] * K[1] * K[2]):
+            there, valid = tap_at(t, window, strides, K, W)
+            value = tl.load(x_ptr + origin + there, mask=ok & valid, other=fill)
+            prior = tl.load(prior_ptr + origin + there, mask=ok & valid, other=-1)
+            number = tl.full((), t, INDEX) * PRIOR + prior
+            state = best, tap, tied
+            best, tap, tied = compare(state, value, number, valid & (prior >= 0), False, ORDER)
     else:
-        most, taps = tl.reduce((best, tap), 2, better_max)
-    most, taps = winner(most, taps, taps < 0, ORDER, False, BOOL)
-    tl.store(y_ptr + row * lanes + lane, most, mask=ok)
+        if not IS_PLANE:
+            tap += first_valid_tap(window, W) + 1
+        best, tap, tied = fold(
+            compare, (best, tap, tied), x_ptr, fill, array, tile, not IS_PLANE, ORDER,
+            PAIRS, UNROLL, W, INDEX, T,
+        )  # fmt: skip
+    if IS_PLANE:
+        best, tap = tl.reduce((best, tap), 2, better_min if ORDER == "min" else better_max)
+        tied = tap < 0
+    if LAST:
+        best, tap = winner((best, tap, tied), fill, ORDER, ZERO_TIES)
+    tl.store(y_ptr + at, best, mask=ok)
     if ROUTES:
-        tl.store(route_ptr + row * lanes + lane, taps.to(route_ptr.dtype.element_ty), mask=ok)
+        store_routes(route_ptr, tap, array, tile, BITS, T)

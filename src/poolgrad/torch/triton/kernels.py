@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poolgrad.torch.triton import averages, extremes, nonlinear, routes
-from poolgrad.torch.triton.launch import launch, repeated
+from poolgrad.torch.triton import averages, extremes, gradients, nonlinear
+from poolgrad.torch.triton.launch import Launch, launch, repeated
+from poolgrad.torch.triton.routes import route_jvp
 from poolgrad.torch.triton.views import (
-    FEW,
+    THREADS,
     Axes,
     Sizes,
     View,
-    align,
+    alignment,
     axes_of,
     contiguous,
     flattened,
@@ -25,8 +26,7 @@ from poolgrad.torch.triton.views import (
     only,
     sum_dtype,
     sum_type,
-    tiles,
-    tiles_of_planes,
+    tile_shape,
     view,
     window_constants,
     windows_over,
@@ -34,9 +34,6 @@ from poolgrad.torch.triton.views import (
 from poolgrad.windows import Axis, Layout
 
 UNROLLED = 32  # taps of the largest window whose taps are unrolled; wider ones are separated
-
-_ORDERS = {"max": 0, "min": 1, "relu_max": 2}
-_OPERATORS = {"lp": 0, "lp_mean": 0, "lse": 1, "soft": 2, "expected": 3}
 
 
 class Kernels:
@@ -81,14 +78,12 @@ class Kernels:
         Extremes of wide windows are separable: one axis after the other, from the innermost.
         """
         source, made, has_routes = view(x, self.layout), self._output(y), routes is not None
-        options: dict[str, Any] = {"ORDER": _ORDERS[which], "BOOL": x.dtype == torch.bool}
-        options["ROUTES"] = has_routes
+        options: dict[str, Any] = {"ORDER": which, "LIMIT": _limit(x.dtype, which)}
         is_wide = self.taps > UNROLLED and not zero_ties
-        if self.is_plane and is_wide and not self.bits:
-            self._launch_planes(extremes.select_planes, source, made, (routes,), **options)
-            return
+        is_plane = self.is_plane and is_wide
+        order = self.separable[::-1] if is_wide and not is_plane else []
         prior, below = None, 0
-        for axes, is_last in self._passes(self.separable[::-1] if is_wide else [], forward=True):
+        for axes, is_last in self._passes(order, forward=True):
             target, tap, bits = made, routes, self.bits
             if not is_last:
                 target, bits = self._partial(x, _sizes(axes)[0], x.dtype), 0
@@ -96,9 +91,9 @@ class Kernels:
                 tap = torch.empty_like(target.tensor, dtype=kept) if has_routes else None
             self._launch(
                 extremes.select, source, axes, target, (source.tensor if prior is None else prior,),
-                written=(tap,), packed_bits=bits, ZERO_TIES=zero_ties, PRIOR=below,
-                LAST=is_last or not has_routes, BITS=bits, **options,
-                **self._unrolling(axes, prior is None),
+                written=(tap,), packed_bits=bits, is_plane=is_plane, ZERO_TIES=zero_ties,
+                PRIOR=below, LAST=is_last or not has_routes, ROUTES=has_routes, BITS=bits,
+                **options, **self._unrolling(axes),
             )  # fmt: skip
             if has_routes:
                 prior, below = tap, max(below, 1) * math.prod(a.kernel for a in axes)
@@ -109,57 +104,52 @@ class Kernels:
         self, gy: Tensor, routes: Tensor, gx: Tensor, samples: None, threads: int
     ) -> None:
         """Fill the gradient of the input; of extremes over wide windows, one axis at a time."""
-        self._route_backward(gy, routes, gx)
+        is_wide = math.prod(windows_over(self._gradient_axes())) > UNROLLED
+        order = self.separable if is_wide else []
+        self._gather(view(gy, self.layout), gx, order, routes, "none", 1)
 
-    def _route_backward(self, gy: Tensor, route: Tensor, gx: Tensor) -> None:
-        source, target = view(gy, self.layout), self._input(gx)
-        axes = self._gradient_axes()
-        over = windows_over(axes)
-        unroll = math.prod(over) <= UNROLLED
-        if self.separable and not unroll:
-            self._separable_backward(source, route, target)
-            return
-        pairs, lanes = unroll and not self.channels_last and in_pairs(axes[2]), None
-        if pairs:
-            lo, ahead = axes[2].lo, (axes[2].lo + 1) // 2
-            lanes = (axes[2].size + 1) // 2
-            over = (*over[:2], (axes[2].kernel - 1 + 2 * ahead - lo) // 2 + 1)
-        self._launch(
-            routes.route_backward, source, axes, target, (route,), of_inputs=True, lanes=lanes,
-            OVER=over, SUM=sum_type(gx.dtype), BITS=self.bits, PAIRS=pairs, UNROLL=unroll,
-        )  # fmt: skip
-
-    def _separable_backward(self, source: View, route: Tensor, made: View) -> None:
-        dtype = made.tensor.dtype
-        passes = self._passes(self.separable, forward=False)
-        for pooled, (axes, is_last) in zip(self.separable, passes, strict=True):
-            below = math.prod(a.kernel for a in self.axes[pooled + 1 :])  # taps along later axes
-            target, rest = made, None
+    def _gather(
+        self, source: View, gx: Tensor, order: list[int], routes: Tensor | None, count: str,
+        divisor: int,
+    ) -> None:  # fmt: skip
+        """Launch the backward pass of an extreme with `routes`, or of an average."""
+        has_routes, below = routes is not None, self.taps
+        for axes, is_last in self._passes(order, forward=False):
+            target, rest = self._input(gx), None
+            below //= math.prod(a.kernel for a in axes)  # taps along the axes of later passes
             if not is_last:
-                target = self._partial(made.tensor, _sizes(axes)[1], sum_dtype(dtype))
-                kept = torch.uint8 if below < 2**8 else torch.int32
-                rest = torch.empty_like(target.tensor, dtype=kept)
+                target = self._partial(gx, _sizes(axes)[1], sum_dtype(gx.dtype))
+                if has_routes:
+                    kept = torch.uint8 if below < 2**8 else torch.int32
+                    rest = torch.empty_like(target.tensor, dtype=kept)
+            unroll = math.prod(windows_over(axes)) <= UNROLLED and not (has_routes and order)
+            pairs = has_routes and unroll and not self.channels_last and in_pairs(axes[2])
             self._launch(
-                routes.route_backward_axis, source, axes, target, (route,), written=(rest,),
-                of_inputs=True, SUM=sum_type(dtype), BELOW=below, LAST=is_last,
+                gradients.gather, source, axes, target,
+                (source.tensor if routes is None else routes,), numbers=(divisor,), written=(rest,),
+                of_inputs=True, SUM=sum_type(gx.dtype), COUNT=count, ROUTES=has_routes,
+                BITS=self.bits, BELOW=below if has_routes else 1,
+                REST=rest is not None, PAIRS=pairs, UNROLL=unroll,
             )  # fmt: skip
-            if rest is not None:
-                source, route = target, rest
+            source, routes = target, rest
 
     @repeated
     def route_jvp(self, t: Tensor, routes: Tensor, y: Tensor, samples: None, threads: int) -> None:
         """Fill the tangent of the output."""
-        self._route_jvp(t, routes, y, is_positions=False)
+        self._route_jvp(t, routes, y)
 
     @repeated
     def route_indices(self, routes: Tensor, indices: Tensor, samples: None, threads: int) -> None:
         """Fill the flat positions of the winners in their planes; -1 if there is none."""
-        self._route_jvp(routes, routes, indices, is_positions=True)
+        elements = math.prod(self.sizes)
+        self._route_jvp(routes, routes, indices, elements=elements, is_positions=True)
 
-    def _route_jvp(self, t: Tensor, route: Tensor, y: Tensor, is_positions: bool) -> None:
+    def _route_jvp(
+        self, t: Tensor, route: Tensor, y: Tensor, elements: int = 0, is_positions: bool = False
+    ) -> None:
         self._launch(
-            routes.route_jvp, view(t, self.layout), self.axes, self._output(y), (route,),
-            elements=math.prod(self.sizes) * is_positions, POSITIONS=is_positions, BITS=self.bits,
+            route_jvp, view(t, self.layout), self.axes, self._output(y), (route,),
+            elements=elements, POSITIONS=is_positions, BITS=self.bits,
         )  # fmt: skip
 
     # Averages
@@ -169,20 +159,18 @@ class Kernels:
         self, x: Tensor, y: Tensor, count_padding: bool, divisor: int, threads: int
     ) -> None:
         """Fill the mean of each window; wide windows are summed one axis after the other."""
-        source, made = view(x, self.layout), self._output(y)
-        is_wide = self.taps > UNROLLED
-        if self.is_plane and is_wide:
-            numbers = (divisor or self.taps,)
-            self._launch_planes(
-                averages.average_planes, source, made, (), numbers, SUM=sum_type(y.dtype)
-            )
-            return
-        for axes, is_last in self._passes(self.separable[::-1] if is_wide else [], forward=True):
+        source, made, sums = view(x, self.layout), self._output(y), sum_type(y.dtype)
+        is_wide, count = self.taps > UNROLLED, _count(count_padding, divisor)
+        is_plane = self.is_plane and is_wide
+        if is_plane:
+            divisor, count = divisor or self.taps, "divisor"
+        order = self.separable[::-1] if is_wide and not is_plane else []
+        for axes, is_last in self._passes(order, forward=True):
             target = made if is_last else self._partial(y, _sizes(axes)[0], sum_dtype(y.dtype))
             self._launch(
-                averages.average, source, axes, target, numbers=(divisor,), HI=_paddings(axes),
-                SUM=sum_type(y.dtype), DIVIDE=not divisor, BY_DIVISOR=bool(divisor) and is_last,
-                PADDED=count_padding, **self._unrolling(axes),
+                averages.average, source, axes, target, numbers=(divisor,), is_plane=is_plane,
+                SUM=sums, SHARES=False, COUNT=count if is_last or not divisor else "none",
+                **self._unrolling(axes),
             )  # fmt: skip
             source = target
 
@@ -191,27 +179,17 @@ class Kernels:
         self, gy: Tensor, gx: Tensor, count_padding: bool, divisor: int, threads: int
     ) -> None:
         """Fill the gradient of the input, one axis after the other where windows are wide."""
-        source, made = view(gy, self.layout), self._input(gx)
-        sums, is_wide = sum_dtype(gx.dtype), self.taps > UNROLLED and not self.is_plane
-        order = self.separable[::-1] if is_wide else []
+        source, count = view(gy, self.layout), _count(count_padding, divisor)
+        order = self.separable[::-1] if self.taps > UNROLLED and not self.is_plane else []
         # Each cotangent is divided once, not once for each input of its window.
-        shared = bool(order) or math.prod(windows_over(self.axes)) > 1
-        if shared:
-            target = self._partial(gy, self.out, sums)
+        if order or math.prod(windows_over(self.axes)) > 1:
+            target = self._partial(gy, self.out, sum_dtype(gx.dtype))
             self._launch(
-                averages.average_shares, source, self.axes, target, numbers=(divisor,),
-                HI=_paddings(self.axes), BY_DIVISOR=bool(divisor), PADDED=count_padding,
+                averages.average, source, self.axes, target, numbers=(divisor,),
+                SUM=sum_type(gx.dtype), SHARES=True, COUNT=count, UNROLL=False, PAIRS=False,
             )  # fmt: skip
-            source = target
-        for axes, is_last in self._passes(order, forward=False):
-            target = made if is_last else self._partial(gx, _sizes(axes)[1], sums)
-            self._launch(
-                averages.average_backward, source, axes, target, numbers=(divisor,),
-                of_inputs=True, HI=_paddings(axes), SUM=sum_type(gx.dtype),
-                DIVIDE=not shared and not divisor, BY_DIVISOR=not shared and bool(divisor),
-                PADDED=count_padding, UNROLL=math.prod(windows_over(axes)) <= UNROLLED,
-            )  # fmt: skip
-            source = target
+            source, count = target, "none"
+        self._gather(source, gx, order, None, count, divisor)
 
     def mixed(
         self, x: Tensor, alpha: Tensor, count: int, count_padding: bool, y: Tensor,
@@ -236,7 +214,7 @@ class Kernels:
         wide = sum_dtype(gx.dtype)
         a = self._by_channel(alpha, count, wide)
         of_most, of_mean = torch.empty_like(gx, dtype=wide), torch.empty_like(gx, dtype=wide)
-        self._route_backward(gy, routes, of_most)
+        self.route_backward(gy, routes, of_most, None, threads)
         self.average_backward(gy, of_mean, count_padding, 0, threads)
         gx.copy_(a * of_most + (1 - a) * of_mean)
 
@@ -255,12 +233,12 @@ class Kernels:
         slope: Tensor | None, threads: int,
     ) -> None:  # fmt: skip
         """Fill outputs of a nonlinear operator, what backward needs, and the parameter's slope."""
-        parameter, numbers, learned = self._parameter(theta, count, x)
+        parameter, numbers = self._parameter(theta, count, x)
         self._launch(
-            nonlinear.nonlinear, view(x, self.layout), self.axes, self._output(y), (parameter,),
-            numbers=numbers, written=(*(*residuals, None, None, None)[:3], slope),
-            **self._plane_windows(), OPERATOR=_OPERATORS[which], MEAN=which == "lp_mean",
-            LEARNED=learned, SUM=sum_type(x.dtype), KEEP=bool(residuals), SLOPE=slope is not None,
+            nonlinear.nonlinear, view(x, self.layout), self._window_axes(), self._output(y),
+            (parameter,), numbers=numbers, written=(*(*residuals, None, None, None)[:3], slope),
+            OPERATOR=which, SUM=sum_type(x.dtype),
+            KEEP=bool(residuals), SLOPE=slope is not None,
         )  # fmt: skip
 
     @repeated
@@ -270,33 +248,34 @@ class Kernels:
     ) -> None:  # fmt: skip
         """Fill the gradient of the input of a nonlinear operator."""
         read = view(x, self.layout)
-        parameter, numbers, learned = self._parameter(theta, count, x)
+        parameter, numbers = self._parameter(theta, count, x)
         kept = (*residuals, *residuals[-1:] * (3 - len(residuals)))
         self._launch(
-            nonlinear.nonlinear_backward, view(gy, self.layout), self.axes, self._input(gx),
-            (read.tensor, parameter, *kept), numbers=(*numbers, read.p, *read.strides),
-            views=(read,), of_inputs=True, **self._plane_windows(), OPERATOR=_OPERATORS[which],
-            LEARNED=learned, SUM=sum_type(gx.dtype),
+            nonlinear.nonlinear_backward, view(gy, self.layout), self._window_axes(),
+            self._input(gx), (read.tensor, parameter, *kept),
+            numbers=(*numbers, read.p, *read.strides), views=(read,), of_inputs=True,
+            OPERATOR=which, SUM=sum_type(gx.dtype),
         )  # fmt: skip
 
-    def _plane_windows(self) -> dict[str, Any]:
-        """The constants of whole planes: equal for all sizes, so that a kernel is compiled once."""
-        return {"K": (0, 0, 0), "S": (1, 1, 1), "KIND": (FEW,) * 3} if self.is_plane else {}
+    def _window_axes(self) -> Axes:
+        """The windows; those of whole planes are the same constants for planes of all sizes."""
+        if not self.is_plane:
+            return self.axes
+        depth, height, width = self.sizes
+        return Axis(depth, 1, 0), Axis(height, 1, 0), Axis(width, 1, 0)
 
     def _parameter(
         self, theta: Any, count: int, like: Tensor
-    ) -> tuple[Tensor, tuple[int, ...], int]:
-        """A learned argument as `nonlinear.theta_of` reads it: memory, sizes and taps, kind."""
-        layout, taps = self.layout, tuple(a.kernel for a in self.axes)
-        if not isinstance(theta, Tensor):
-            return like, (1, 1, *taps), 0
+    ) -> tuple[Tensor, tuple[int, int, int]]:
+        """A learned argument as `nonlinear.theta_of` reads it: memory and numbers."""
+        order, channel = self.layout.order, self.layout.channel
         if count == 1:
-            return theta, (1, 1, *taps), 1
-        if self.channels_last and layout.channel == layout.order[-1]:
-            return theta, (count, 1, *taps), 3
-        outer = layout.order[: len(layout.order) - len(layout.pooled) - self.channels_last]
-        below = outer[outer.index(layout.channel) + 1 :]
-        return theta, (count, math.prod(layout.in_shape[a] for a in below), *taps), 2
+            return theta if isinstance(theta, Tensor) else like, (1, 1, 0)
+        if channel == order[-1]:
+            return theta, (1, 1, 1)
+        outer = order[: len(order) - len(self.layout.pooled) - self.channels_last]
+        below = outer[outer.index(channel) + 1 :]
+        return theta, (count, math.prod(self.layout.in_shape[a] for a in below), 0)
 
     # Launches
 
@@ -304,47 +283,57 @@ class Kernels:
         self, kernel: Any, source: View, axes: Axes, target: View, read: tuple[Tensor, ...] = (),
         *, numbers: tuple[int, ...] = (), written: tuple[Tensor | None, ...] = (),
         views: tuple[View, ...] = (), elements: int = 0, packed_bits: int = 0,
-        of_inputs: bool = False, lanes: int | None = None, **options: Any,
+        of_inputs: bool = False, is_plane: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         """Launch a kernel whose tiles are outputs or, `of_inputs`, inputs of the windows `axes`.
 
         Its arguments are the pointers that it reads (`source` and `read`), the numbers that
         `geometry.prologue` takes and `numbers`, the pointers that it writes (`target` and
         `written`), and constants. `views`, `elements`: see `index_type`; `packed_bits`: of the
-        routes that it writes; `lanes`: of a line of the width, if not its size.
+        routes that it writes; `is_plane`: windows are whole planes, which are reduced as a tree.
+
+        None in `written` is a pointer that the kernel does not write. It gets an empty tensor. A
+        second reference to another argument would be an alias, which breaks the replacement of
+        written arguments by copies when a compiler functionalises the launch.
         """
-        out, sizes = _sizes(axes)
-        depth, height, row_w = sizes if of_inputs else out
-        if packed_bits and self.channels_last:
-            row_w = -(-row_w // (8 // packed_bits)) * (8 // packed_bits)
-        rows = self.planes * depth * height * (row_w if self.channels_last else 1)
-        lanes = self.channels if self.channels_last else lanes or row_w
         elements = max(elements, self.taps)
         index = index_type(source, target, *views, axes=self.axes, elements=elements)
-        cut = tiles(rows, lanes, self.channels_last, index)
-        over = {"OVER": windows_over(axes)} if of_inputs else {}
+        out, sizes = _sizes(axes)
+        if is_plane:
+            axes, source = self._window_axes(), flattened(source)
+            sizes = source.sizes
+        depth, height, row_w = sizes if of_inputs else out
+        last, pairs = self.channels_last, options.get("PAIRS", False)
+        if packed_bits and last:
+            row_w = -(-row_w // (8 // packed_bits)) * (8 // packed_bits)
+        rows = self.planes * depth * height * (row_w if last else 1)
+        lanes = self.channels if last else (row_w + 1) // 2 if pairs and of_inputs else row_w
+        shape = tile_shape(lanes, last, math.prod(sizes) if is_plane else 0)
+        made = [target.tensor.new_empty(0) if t is None else t for t in written]
+        constants = options | {
+            "W": window_constants(axes, pairs and of_inputs),
+            "INDEX": index,
+            "T": (*shape, last, *alignment(source, last, lanes, sizes[2], out[2])),
+        }
+        # Measured: along the width without pairs, outputs, and inputs under windows of stride 1,
+        # are faster with fewer elements for each thread.
+        fewer = not last and not pairs and not is_plane
+        fewer = fewer and (not of_inputs or axes[2].stride_or_bins == 1)
         launch(
-            kernel, cut.grid, source.tensor, *read,
-            cut.rows, cut.lanes, *sizes, *out, row_w, source.p, *source.strides, *numbers,
-            target.tensor, *_pointers(written, target.tensor),
-            **(window_constants(axes) | over | options | cut.constants),
-            ALIGN=align(cut, source, sizes[2], out[2]),
-        )  # fmt: skip
+            Launch(
+                kernel,
+                -(-rows // shape[0]) * -(-lanes // shape[1]),
+                THREADS * (2 if fewer else 1),
+                (source.tensor, *read),
+                (rows, lanes, *sizes, *out, row_w, source.p, *source.strides, *numbers),
+                (target.tensor, *made),
+                constants,
+            )
+        )
 
-    def _launch_planes(
-        self, kernel: Any, source: View, target: View, written: tuple[Tensor | None, ...],
-        numbers: tuple[int, ...] = (), **options: Any,
-    ) -> None:  # fmt: skip
-        """Launch a tree reduction of whole planes."""
-        cut = tiles_of_planes(source, self.channels_last, index_type(source, target))
-        launch(
-            kernel, cut.grid, source.tensor, cut.rows, cut.lanes, *flattened(source), *numbers,
-            target.tensor, *_pointers(written, target.tensor), **options, **cut.constants,
-        )  # fmt: skip
-
-    def _unrolling(self, axes: Axes, is_possible: bool = True) -> dict[str, Any]:
+    def _unrolling(self, axes: Axes) -> dict[str, Any]:
         """Whether all taps of a window are unrolled, and loaded in pairs along the width."""
-        unroll = is_possible and math.prod(a.kernel for a in axes) <= UNROLLED
+        unroll = math.prod(a.kernel for a in axes) <= UNROLLED
         pairs = unroll and not self.channels_last and in_pairs(axes[2]) and axes[2].kernel > 1
         return {"UNROLL": unroll, "PAIRS": pairs}
 
@@ -386,15 +375,14 @@ def _sizes(axes: Axes) -> tuple[Sizes, Sizes]:
     return (depth.out, height.out, width.out), (depth.size, height.size, width.size)
 
 
-def _paddings(axes: Axes) -> tuple[int, ...]:
-    """High paddings, which count in averages."""
-    return tuple(a.hi for a in axes)
+def _count(padding: bool, divisor: int) -> str:
+    """Return how `averages.share` divides."""
+    return "divisor" if divisor else "padded" if padding else "input"
 
 
-def _pointers(written: tuple[Tensor | None, ...], like: Tensor) -> list[Tensor]:
-    """Replace None by an empty tensor, for a pointer that a kernel does not write.
-
-    A second reference to another argument would be an alias, which breaks the replacement of
-    written arguments by copies when a compiler functionalises the launch.
-    """
-    return [like.new_empty(0) if t is None else t for t in written]
+def _limit(dtype: torch.dtype, which: str) -> int:
+    """The smallest integer of a dtype, for a minimum the largest one; not read of floats."""
+    if dtype.is_floating_point:
+        return 0
+    ends = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    return ends[which == "min"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
 from typing import Any, NamedTuple
@@ -11,145 +11,139 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-THREADS = 128  # of a program: eight elements for each, 128 bits of a 2-byte type
 WARP = 64 if torch.version.hip else 32
 CONTRACTION = {"enable_fp_fusion": False}  # a * b + c is rounded twice on every device
 
 
-class View(NamedTuple):
-    """A tensor with the axes (n, p, depth, height, width, channel): sizes and strides."""
-
-    tensor: Tensor
-    planes: int  # of the axes that are not pooled, n and p together
-    sizes: tuple[int, int, int]  # depth, height, width
-    channels: int
-    strides: tuple[int, ...]  # p, n, depth, height, width, channel
-    p: int  # the size of axis p
-
-
 class Launch(NamedTuple):
-    """One launch of a kernel, as recorded instead of being run."""
+    """One launch of a kernel.
+
+    Attributes
+    ----------
+    kernel : object
+        The kernel, a function of Triton.
+    grid, threads : int
+        Number of programs, and threads of each.
+    read, numbers, written : tuple
+        The arguments: tensors that the kernel reads, integers, and tensors that it writes.
+    constants : dict
+        The arguments that are constants, by name.
+    """
 
     kernel: Any
     grid: int
-    args: tuple[Any, ...]
+    threads: int
+    read: tuple[Tensor, ...]
+    numbers: tuple[int, ...]
+    written: tuple[Tensor, ...]
     constants: dict[str, Any]
 
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The arguments that are not constants, in the order of the kernel."""
+        return (*self.read, *self.numbers, *self.written)
 
-# Context variables, because other threads launch kernels at the same time.
-_record: ContextVar[list[Launch] | None] = ContextVar("_record", default=None)
-_is_traced: ContextVar[bool] = ContextVar("_is_traced", default=False)
+
+def launch(one: Launch) -> None:
+    """Run a kernel, or record or trace it, as the current context demands."""
+    if one.grid:
+        _launcher.get()(one)
+
+
+def _launched(one: Launch) -> Callable[..., Any]:
+    """Launch a kernel; return a function that repeats it, for tensors of the same layouts."""
+    kernel, args = one.kernel, one.args
+    options = one.constants | {"num_warps": one.threads // WARP} | CONTRACTION
+    if not args[0].is_cuda:  # the interpreter, which takes no options
+        options = one.constants
+    with torch.cuda.device_of(args[0]):
+        compiled = kernel[(one.grid,)](*args, **options)
+        if compiled is None:  # interpreted
+            return partial(kernel[(one.grid,)], **options)
+        run = compiled[(one.grid, 1, 1)]
+    rest = [one.constants[name] for name in kernel.arg_names[len(args) :]]
+    return lambda *given: run(*given, *rest)
+
+
+def _traced(one: Launch) -> None:
+    kernel, warps = torch.library.wrap_triton(one.kernel), one.threads // WARP
+    kernel[(one.grid,)](*one.args, **one.constants, num_warps=warps)
+
+
+# What a launch does; a context variable, because other threads launch kernels at the same time.
+_launcher: ContextVar[Callable[[Launch], Any]] = ContextVar("_launcher", default=_launched)
+
+
+@contextmanager
+def _launching(launcher: Callable[[Launch], Any]) -> Iterator[None]:
+    token = _launcher.set(launcher)
+    try:
+        yield
+    finally:
+        _launcher.reset(token)
 
 
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
     """Record launches of this thread instead of running them; tensors may be on ``meta``."""
     launches: list[Launch] = []
-    token = _record.set(launches)
-    try:
+    with _launching(launches.append):
         yield launches
-    finally:
-        _record.reset(token)
 
 
-@contextmanager
-def traced() -> Iterator[None]:
+def traced() -> AbstractContextManager[None]:
     """Make launches of this thread visible to the compiler (`torch.library.wrap_triton`)."""
-    token = _is_traced.set(True)
-    try:
-        yield
-    finally:
-        _is_traced.reset(token)
+    return _launching(_traced)
 
 
-def launch(kernel: Any, grid: int, *args: Any, **constants: Any) -> None:
-    """Run a kernel with `grid` programs; the last pointers are those it writes."""
-    if not grid:
-        return
-    record = _record.get()
-    if record is not None:
-        record.append(Launch(kernel, grid, args, constants))
-    elif _is_traced.get():
-        torch.library.wrap_triton(kernel)[(grid,)](*args, **constants, num_warps=warps(constants))
-    else:
-        _launched(Launch(kernel, grid, args, constants))
-
-
-def warps(constants: dict[str, Any], size: int = WARP) -> int:
-    """Return the number of warps of a program; `size`: the threads of a warp."""
-    # Measured: along the width without pairs, outputs, and inputs under windows of stride 1, are
-    # faster with fewer elements for each thread.
-    fewer = constants.get("CHANNELS_LAST") is False and not constants.get("PAIRS")
-    if "OVER" in constants:  # a tile of inputs
-        fewer = fewer and constants["S"][2] == 1
-    return THREADS * (2 if fewer else 1) // size
-
-
-def _launched(one: Launch) -> Callable[..., Any]:
-    """Launch a kernel; return a function that repeats it, for tensors of the same layouts."""
-    kernel, grid, args, constants = one
-    options = constants | {"num_warps": warps(constants)} | CONTRACTION
-    if not args[0].is_cuda:  # the interpreter, which takes no options
-        options = constants
-    with torch.cuda.device_of(args[0]):
-        compiled = kernel[(grid,)](*args, **options)
-        if compiled is None:  # interpreted
-            return partial(kernel[(grid,)], **options)
-        run = compiled[(grid, 1, 1)]
-    rest = [constants[name] for name in kernel.arg_names[len(args) :]]
-    return lambda *given: run(*given, *rest)
-
-
-class _BoundLaunches(NamedTuple):
+class _BoundLaunches:
     """The launches of a method of the kernels, for any tensors of the same layouts.
 
     Attributes
     ----------
+    is_complete : bool
+        Whether the launches read no tensors but arguments of the method and what they wrote.
+    allocated : list of tuple
+        Shapes and dtypes of the other tensors that they write.
+    unused : list of Tensor
+        Empty tensors, for pointers that a kernel does not write.
     steps : list of tuple
-        For each launch: the function that repeats it, its arguments, and which of these are
-        tensors: their numbers among them, and among the tensors of the method followed by `made`.
-    made : list of tuple
-        Shapes and dtypes of the tensors that one launch writes and a later one reads.
+        For each launch the function that repeats it, the tensors that it reads, its integers, and
+        the tensors that it writes, as positions among arguments, allocated and unused tensors.
     """
 
-    steps: list[tuple[Callable[..., Any], tuple[Any, ...], list[tuple[int, int]]]]
-    made: list[tuple[torch.Size, torch.dtype]]
+    def __init__(self, launches: list[Launch], arguments: list[Tensor]) -> None:
+        """Run the launches."""
+        positions = {t.data_ptr(): n for n, t in enumerate(arguments) if t.numel()}
+        self.is_complete = True
+        self.allocated: list[tuple[torch.Size, torch.dtype]] = []
+        self.unused: list[Tensor] = []
+        self.steps: list[tuple[Callable[..., Any], list[int], tuple[int, ...], list[int]]] = []
+        for one in launches:
+            repeat, written = _launched(one), []
+            self.is_complete &= all(t.data_ptr() in positions for t in one.read)
+            for tensor in one.written:
+                if not tensor.numel():
+                    self.unused.insert(0, tensor)
+                    written.append(-len(self.unused))
+                    continue
+                address = tensor.data_ptr()
+                if address not in positions:
+                    positions[address] = len(arguments) + len(self.allocated)
+                    self.allocated.append((tensor.shape, tensor.dtype))
+                written.append(positions[address])
+            read = [positions.get(t.data_ptr(), 0) for t in one.read]
+            self.steps.append((repeat, read, one.numbers, written))
 
     def run(self, arguments: list[Tensor]) -> None:
         """Launch everything, for these tensors among the arguments of the method."""
         device = arguments[0].device
         tensors = [t.view(torch.uint8) if t.dtype is torch.bool else t for t in arguments]
-        tensors += [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.made]
+        tensors += [torch.empty(s, dtype=dtype, device=device) for s, dtype in self.allocated]
+        tensors += self.unused
         with torch.cuda.device_of(arguments[0]):
-            for repeat, args, positions in self.steps:
-                filled = [*args]
-                for position, number in positions:
-                    filled[position] = tensors[number]
-                repeat(*filled)
-
-
-def _bind(launches: list[Launch], arguments: list[Tensor]) -> _BoundLaunches | None:
-    """Run launches; bind them if no other tensors than `arguments` are their input."""
-    numbers = {t.data_ptr(): n for n, t in enumerate(arguments) if t.numel()}
-    complete = True
-    made: list[tuple[torch.Size, torch.dtype]] = []
-    steps = []
-    for one in launches:
-        repeat, positions = _launched(one), []
-        first_number = next(n for n, a in enumerate(one.args) if not torch.is_tensor(a))
-        for position, tensor in enumerate(one.args):
-            if not torch.is_tensor(tensor) or not tensor.numel():
-                continue
-            address = tensor.data_ptr()
-            if address not in numbers:
-                complete &= position > first_number  # not written by an earlier launch
-                numbers[address] = len(arguments) + len(made)
-                made.append((tensor.shape, tensor.dtype))
-            positions.append((position, numbers[address]))
-        filled = {position for position, _ in positions}
-        args = tuple(None if n in filled else a for n, a in enumerate(one.args))
-        steps.append((repeat, args, positions))
-    return _BoundLaunches(steps, made) if complete else None
+            for repeat, read, numbers, written in self.steps:
+                repeat(*[tensors[n] for n in read], *numbers, *[tensors[n] for n in written])
 
 
 _MAX_BOUND = 64  # of one layout, whose tensors mostly have the same strides
@@ -165,10 +159,10 @@ def repeated(method: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(method)
     def run(self: Any, *args: Any) -> None:
-        tensors: list[Tensor] = []
-        if _record.get() is not None or _is_traced.get():
+        if _launcher.get() is not _launched:
             method(self, *args)
             return
+        tensors: list[Tensor] = []
         key = (name, *[_layout_of(a, tensors) for a in args], tensors[0].device)
         bound = self.bound.get(key)
         if bound:
@@ -183,7 +177,8 @@ def repeated(method: Callable[..., None]) -> Callable[..., None]:
             method(self, *args)
         if len(self.bound) >= _MAX_BOUND:
             self.bound.clear()
-        self.bound[key] = _bind(launches, tensors) or ()
+        bound = _BoundLaunches(launches, tensors)
+        self.bound[key] = bound.is_complete and bound
 
     return run
 

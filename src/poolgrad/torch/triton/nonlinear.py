@@ -22,21 +22,14 @@ import triton
 import triton.language as tl
 
 from poolgrad.torch.triton.geometry import (
+    OVER,
     contiguous_offset,
     divided,
-    element,
-    last_windows,
-    load_tap,
+    fold,
     prologue,
     strided_offset,
     window_over,
-    windows_of,
 )
-
-LP = tl.constexpr(0)
-LSE = tl.constexpr(1)
-SOFT = tl.constexpr(2)
-EXPECTED = tl.constexpr(3)
 
 
 @triton.jit
@@ -78,12 +71,12 @@ def parameter_slope(s, t, w, h, n):
 @triton.jit
 def exponent(x, m, theta, OPERATOR: tl.constexpr):
     """z of an input, 0 for the largest, also where both are infinite."""
-    if OPERATOR == LP:
+    if OPERATOR == "lp" or OPERATOR == "lp_mean":
         size = tl.abs(x)
         z = theta * log_one_plus(tl.where(size == m, 0.0, (size - m) / m))
         z = tl.where(size == 0, -float("inf"), z)
         return tl.where(size == m, 0.0, z)
-    elif OPERATOR == LSE:
+    elif OPERATOR == "lse":
         value = tl.where(theta < 0, -x, x)
         return tl.where(value == m, 0.0, tl.abs(theta) * (value - m))
     else:
@@ -91,172 +84,162 @@ def exponent(x, m, theta, OPERATOR: tl.constexpr):
 
 
 @triton.jit
-def theta_of(theta_ptr, position, LEARNED: tl.constexpr, channels, below):
-    """Load the parameter of these outputs: one for all, or one for each of `channels`.
+def theta_of(theta_ptr, tile, channels, below, step, OPERATOR: tl.constexpr):
+    """Load the parameter of these outputs or inputs: one for all, or one for each channel.
 
-    The channel of a plane is ``plane // below % channels``, unless channels lie innermost
-    (`below` is 0).
+    The channel of a plane is ``plane // below % channels``; if channels lie innermost, `step` is 1.
     """
+    _, _, position, ok, _, _ = tile
     plane, _, _, _, c = position
-    if LEARNED == 0:
+    if OPERATOR == "soft" or OPERATOR == "expected":
         return 1.0
-    elif LEARNED == 1:
-        return tl.load(theta_ptr)
-    elif LEARNED == 2:
-        return tl.load(theta_ptr + plane // below % channels)
     else:
-        return tl.load(theta_ptr + c, mask=c < channels, other=1.0)
+        return tl.load(theta_ptr + plane // below % channels + c * step, mask=ok, other=1.0)
 
 
 @triton.jit
-def taps_of(taps, K: tl.constexpr, INDEX: tl.constexpr):
-    """The taps of a window along each axis: `K` or, for whole planes, where `K` is 0, `taps`.
+def largest(state, value, t, valid, theta, OPERATOR: tl.constexpr):
+    """Step of `fold`: the largest term m, and the number n of inputs."""
+    m, n = state
+    x = value.to(m.dtype)
+    if OPERATOR == "lp" or OPERATOR == "lp_mean":
+        x = tl.abs(x)
+    elif OPERATOR == "lse":
+        x = tl.where(theta < 0, -x, x)
+    return tl.where(valid & ((x > m) | (x != x)), x, m), n + valid.to(n.dtype)
 
-    Planes have any size, and a constant would be one more kernel to compile for each.
-    """
-    if K[0] == 0:
-        return tl.cast(taps[0], INDEX), tl.cast(taps[1], INDEX), tl.cast(taps[2], INDEX)
+
+@triton.jit
+def sums(state, value, t, valid, given, OPERATOR: tl.constexpr):
+    """Step of `fold`: the sums s, t, w and h; of `expected` those of q, q^2 and x."""
+    s, t, w, h = state
+    m, theta = given
+    x = value.to(m.dtype)
+    if OPERATOR == "expected":
+        q = tl.where(x > 0, tl.where(x == m, 1.0, divided(x, m)), 0.0)
+        s += tl.where(valid, q, 0.0)
+        t += tl.where(valid, q * q, 0.0)
+        w += tl.where(valid, x, 0.0)
     else:
-        return tl.cast(K[0], tl.int32), tl.cast(K[1], tl.int32), tl.cast(K[2], tl.int32)
+        z = exponent(x, m, theta, OPERATOR)
+        e, dead = tl.exp(z), z == -float("inf")
+        far = beyond_first_order(tl.where(dead, 0.0, z))
+        s += tl.where(valid, e, 0.0)
+        t += tl.where(valid & ~dead, z * e, 0.0)
+        w += tl.where(valid, tl.where(dead, -1.0, z + far), 0.0)
+        h += tl.where(valid, tl.where(dead, 1.0, z * (z + far) - far), 0.0)
+    return s, t, w, h
 
 
 @triton.jit
 def nonlinear(
-    x_ptr, theta_ptr,
-    rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
-    planes, s_p, s_n, s_d, s_h, s_w, s_c, channels, below, k_d, k_h, k_w,
+    x_ptr, theta_ptr, rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
+    planes, s_p, s_n, s_d, s_h, s_w, s_c, channels, below, step,
     y_ptr, kept0_ptr, kept1_ptr, kept2_ptr, slope_ptr,
-    K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
-    OPERATOR: tl.constexpr, MEAN: tl.constexpr, LEARNED: tl.constexpr, SUM: tl.constexpr,
-    KEEP: tl.constexpr, SLOPE: tl.constexpr,
-    CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
-    ALIGN: tl.constexpr,
+    OPERATOR: tl.constexpr, SUM: tl.constexpr, KEEP: tl.constexpr, SLOPE: tl.constexpr,
+    W: tl.constexpr, INDEX: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """Outputs, what backward needs of each window (`KEEP`), and dy / dtheta (`SLOPE`)."""
-    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
-        rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
-        planes, (s_p, s_n, s_d, s_h, s_w, s_c), False, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
+    array, tile = prologue(
+        rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
+        planes, s_p, s_n, s_d, s_h, s_w, s_c, False, INDEX, T,
     )  # fmt: skip
-    window = windows_of(position, size, S, LO, KIND)
-    taps = taps_of((k_d, k_h, k_w), K, INDEX)
-    theta = theta_of(theta_ptr, position, LEARNED, channels, below)
-    least = -float("inf") if OPERATOR == LSE or OPERATOR == SOFT else 0.0
-    m = tl.full((ROWS, LANES), least, SUM)
-    n = tl.zeros((ROWS, LANES), SUM)
-    for k in range(taps[0] * taps[1] * taps[2]):
-        value, valid = load_tap(x_ptr, k, window, origin, strides, ok, 0, taps, DIL)
-        x = value.to(SUM)
-        if OPERATOR == LP:
-            x = tl.abs(x)
-        elif OPERATOR == LSE:
-            x = tl.where(theta < 0, -x, x)
-        m = tl.where(valid & ((x > m) | (x != x)), x, m)
-        n += valid.to(SUM)
-    s = tl.zeros((ROWS, LANES), SUM)
-    t = tl.zeros((ROWS, LANES), SUM)
-    w = tl.zeros((ROWS, LANES), SUM)
-    h = tl.zeros((ROWS, LANES), SUM)
-    for k in range(taps[0] * taps[1] * taps[2]):
-        value, valid = load_tap(x_ptr, k, window, origin, strides, ok, 0, taps, DIL)
-        x = value.to(SUM)
-        if OPERATOR == EXPECTED:
-            q = tl.where(x > 0, tl.where(x == m, 1.0, divided(x, m)), 0.0)
-            s += tl.where(valid, q, 0.0)
-            t += tl.where(valid, q * q, 0.0)
-            w += tl.where(valid, x, 0.0)
-        else:
-            z = exponent(x, m, theta, OPERATOR)
-            e, dead = tl.exp(z), z == -float("inf")
-            far = beyond_first_order(tl.where(dead, 0.0, z))
-            s += tl.where(valid, e, 0.0)
-            t += tl.where(valid & ~dead, z * e, 0.0)
-            w += tl.where(valid, tl.where(dead, -1.0, z + far), 0.0)
-            h += tl.where(valid, tl.where(dead, 1.0, z * (z + far) - far), 0.0)
-    slope = tl.zeros((ROWS, LANES), SUM)
-    kept1 = divided(tl.full((), 1.0, SUM), s)
-    kept2 = slope
-    if OPERATOR == LP:
-        share = divided(tl.full((), 1.0, SUM), n) if MEAN else tl.full((), 1.0, SUM)
-        level = log_one_plus(w / n) if MEAN else log_one_plus(s - 1.0)
+    _, _, _, ok, _, at = tile
+    theta = theta_of(theta_ptr, tile, channels, below, step, OPERATOR)
+    zero = tl.zeros(ok.shape, SUM)
+    one = tl.full((), 1.0, SUM)
+    m = zero - float("inf") if OPERATOR == "lse" or OPERATOR == "soft" else zero
+    m, n = fold(
+        largest, (m, zero), x_ptr, 0, array, tile, theta, OPERATOR, False, False, W, INDEX, T
+    )  # fmt: skip
+    s, t, w, h = fold(
+        sums, (zero, zero, zero, zero), x_ptr, 0, array, tile, (m, theta), OPERATOR,
+        False, False, W, INDEX, T,
+    )  # fmt: skip
+    slope = zero
+    kept1 = divided(one, s)
+    kept2 = zero
+    if OPERATOR == "lp" or OPERATOR == "lp_mean":
+        share = divided(one, n) if OPERATOR == "lp_mean" else one
+        level = log_one_plus(w / n) if OPERATOR == "lp_mean" else log_one_plus(s - 1.0)
         y = tl.where(m == 0, 0.0, m * tl.exp(level / theta))
         kept1 = share * tl.exp(level / theta - level)
         if SLOPE:
-            each = parameter_slope(s, t, w, h, n) if MEAN else t / s - level
+            each = parameter_slope(s, t, w, h, n) if OPERATOR == "lp_mean" else t / s - level
             slope = tl.where(y == 0, 0.0, y * (each / theta / theta))
-    elif OPERATOR == LSE:
+    elif OPERATOR == "lse":
         rate = tl.abs(theta)
         size = m + log_one_plus(w / n) / rate
         y = tl.where(theta < 0, -size, size)
         if SLOPE:
             slope = parameter_slope(s, t, w, h, n) / rate / rate
-    elif OPERATOR == SOFT:
+    elif OPERATOR == "soft":
         kept2 = t * kept1
         y = m + kept2
     else:
         none = m == 0
         kept2 = t * kept1
         y = tl.where(none, divided(w, n), m * kept2)
-        kept1 = tl.where(none, divided(tl.full((), 1.0, SUM), n), kept1)
-    at = element(row, position, lanes, out[2], row_w, CHANNELS_LAST)
+        kept1 = tl.where(none, divided(one, n), kept1)
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=ok)
     if KEEP:
         tl.store(kept0_ptr + at, m, mask=ok)
         tl.store(kept1_ptr + at, kept1, mask=ok)
-        if OPERATOR == SOFT or OPERATOR == EXPECTED:
+        if OPERATOR == "soft" or OPERATOR == "expected":
             tl.store(kept2_ptr + at, kept2, mask=ok)
     if SLOPE:
         tl.store(slope_ptr + at, slope, mask=ok)
 
 
 @triton.jit
+def weight(x, m, theta, kept1, kept2, OPERATOR: tl.constexpr):
+    """dy / dx of an input of a window, from what forward kept of the window."""
+    if OPERATOR == "lp" or OPERATOR == "lp_mean":
+        z = exponent(x, m, theta - 1.0, "lp")
+        power = tl.where(x < 0, -1.0, 1.0) * tl.exp(z)
+        return tl.where(x == 0, 0.0, power * kept1)
+    elif OPERATOR == "lse":
+        return tl.exp(exponent(x, m, theta, "lse")) * kept1
+    elif OPERATOR == "soft":
+        z = exponent(x, m, theta, "soft")
+        share = tl.exp(z) * kept1
+        return tl.where(share == 0, 0.0, share * (1.0 + (z - kept2)))
+    else:
+        q = tl.where(x == m, 1.0, divided(x, m))
+        own = tl.where(x > 0, (q + (q - kept2)) * kept1, tl.where(x <= 0, 0.0, x))
+        return tl.where(m == 0, kept1, own)
+
+
+@triton.jit
 def nonlinear_backward(
     gy_ptr, x_ptr, theta_ptr, kept0_ptr, kept1_ptr, kept2_ptr,
     rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
-    planes, s_p, s_n, s_d, s_h, s_w, s_c, channels, below, k_d, k_h, k_w,
-    x_planes, x_p, x_n, x_d, x_h, x_w, x_c,
-    gx_ptr,
-    K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
-    OVER: tl.constexpr,
-    OPERATOR: tl.constexpr, LEARNED: tl.constexpr, SUM: tl.constexpr,
-    CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
-    ALIGN: tl.constexpr,
+    planes, s_p, s_n, s_d, s_h, s_w, s_c, channels, below, step,
+    x_planes, x_p, x_n, x_d, x_h, x_w, x_c, gx_ptr,
+    OPERATOR: tl.constexpr, SUM: tl.constexpr,
+    W: tl.constexpr, INDEX: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the input: the sum over its windows of gy times dy / dx."""
-    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
-        rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
-        planes, (s_p, s_n, s_d, s_h, s_w, s_c), True, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
+    array, tile = prologue(
+        rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
+        planes, s_p, s_n, s_d, s_h, s_w, s_c, True, INDEX, T,
     )  # fmt: skip
-    of_x = (x_p, x_n, x_d, x_h, x_w, x_c)
-    x_plane = position[0] // x_planes * x_n + position[0] % x_planes * x_p + position[4] * x_c
-    there = x_plane + strided_offset(position, of_x)
+    _, _, _, out, strides = array
+    _, _, position, ok, origin, at = tile
+    x_origin = position[0] // x_planes * x_n + position[0] % x_planes * x_p + position[4] * x_c
+    there = x_origin + strided_offset(position, (x_p, x_n, x_d, x_h, x_w, x_c))
     x = tl.load(x_ptr + there, mask=ok, other=0).to(SUM)
-    theta = theta_of(theta_ptr, position, LEARNED, channels, below)
-    last = last_windows(position, size, out, S, LO, KIND)
-    taps = taps_of((k_d, k_h, k_w), K, INDEX)
-    total = tl.zeros((ROWS, LANES), SUM)
-    for k in range(OVER[0] * OVER[1] * OVER[2]):
-        over, _, inside = window_over(
-            k, last, position, ok, size, out, taps, S, LO, DIL, KIND, OVER
-        )
-        window = contiguous_offset(over, out, lanes, CHANNELS_LAST)
+    theta = theta_of(theta_ptr, tile, channels, below, step, OPERATOR)
+    total = tl.zeros(ok.shape, SUM)
+    for k in range(W[OVER] * W[OVER + 1] * W[OVER + 2]):
+        over, tap, inside = window_over(k, array, tile, W)
+        window = contiguous_offset(over, out, array[1], T)
         m = tl.load(kept0_ptr + window, mask=inside, other=0)
         kept1 = tl.load(kept1_ptr + window, mask=inside, other=0)
-        if OPERATOR == LP:
-            z = exponent(x, m, theta - 1.0, LP)
-            power = tl.where(x < 0, -1.0, 1.0) * tl.exp(z)
-            weight = tl.where(x == 0, 0.0, power * kept1)
-        elif OPERATOR == LSE:
-            weight = tl.exp(exponent(x, m, theta, LSE)) * kept1
-        elif OPERATOR == SOFT:
-            z = exponent(x, m, theta, SOFT)
-            share = tl.exp(z) * kept1
-            shift = tl.load(kept2_ptr + window, mask=inside, other=0)
-            weight = tl.where(share == 0, 0.0, share * (1.0 + (z - shift)))
-        else:
-            q = tl.where(x == m, 1.0, divided(x, m))
-            ratio = tl.load(kept2_ptr + window, mask=inside, other=0)
-            own = tl.where(x > 0, (q + (q - ratio)) * kept1, tl.where(x <= 0, 0.0, x))
-            weight = tl.where(m == 0, kept1, own)
+        kept2 = kept1
+        if OPERATOR == "soft" or OPERATOR == "expected":
+            kept2 = tl.load(kept2_ptr + window, mask=inside, other=0)
         g = tl.load(gy_ptr + origin + strided_offset(over, strides), mask=inside, other=0)
-        total += tl.where(inside, g.to(SUM) * weight, 0.0)
-    tl.store(gx_ptr + row * lanes + lane, total.to(gx_ptr.dtype.element_ty), mask=ok)
+        each = g.to(SUM) * weight(x, m, theta, kept1, kept2, OPERATOR)
+        total += tl.where(inside, each, 0.0)
+    tl.store(gx_ptr + at, total.to(gx_ptr.dtype.element_ty), mask=ok)

@@ -15,7 +15,11 @@ Axes = tuple[Axis, Axis, Axis]
 Sizes = tuple[int, int, int]
 
 TILE = 1024  # elements of a tile
-FEW = len(WindowKind)  # kind of fixed windows if an axis has fewer than could hold one input
+THREADS = 128  # of a program: eight elements for each, 128 bits of a 2-byte type
+
+# More kinds of windows: fixed ones if an axis has fewer than could hold one input, and those of a
+# gather whose lanes are two neighbouring inputs under windows of stride 2.
+FEW, PAIRED = len(WindowKind), len(WindowKind) + 1
 _IDENTITY = Axis(1, 1, 1)
 
 
@@ -63,12 +67,12 @@ def contiguous(tensor: Tensor, planes: int, sizes: Sizes, channels: int) -> View
     return View(as_bytes(tensor), planes, sizes, channels, strides, planes)
 
 
-def flattened(v: View) -> tuple[int, ...]:
-    """Sizes and strides of planes, as one long axis if their elements lie at equal distances."""
+def flattened(v: View) -> View:
+    """Return planes as one long axis if their elements lie at equal distances."""
     (d, h, w), (s_p, s_n, s_d, s_h, s_w, s_c) = v.sizes, v.strides
     if (h == 1 or s_h == w * s_w) and (d == 1 or s_d == h * w * s_w):
-        return (1, 1, d * h * w, v.p, s_p, s_n, 0, 0, s_w, s_c)
-    return (*v.sizes, v.p, *v.strides)
+        return v._replace(sizes=(1, 1, d * h * w), strides=(s_p, s_n, 0, 0, s_w, s_c))
+    return v
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -96,33 +100,34 @@ def in_pairs(axis: Axis) -> bool:
     return axis.stride == 2 and axis.dilation == 1 and not axis.adaptive
 
 
-def kind(axis: Axis) -> int:
-    """Return the kind of the windows of an axis, a constant of `geometry`."""
+def window_constants(axes: Axes, paired: bool) -> tuple[int, ...]:
+    """Return the constants that describe windows, `geometry.W`.
+
+    `paired`: the windows along the width are `PAIRED`.
+    """
+    kinds, over = [*map(_kind, axes)], [*windows_over(axes)]
+    if paired:
+        kinds[2], over[2] = PAIRED, (axes[2].kernel - 1 + axes[2].lo % 2) // 2 + 1
+    fields = [(a.kernel, a.stride_or_bins, a.lo, a.hi, a.dilation) for a in axes]
+    return tuple(n for three in (*zip(*fields, strict=True), kinds, over) for n in three)
+
+
+def _kind(axis: Axis) -> int:
     if axis.adaptive:
         return int(WindowKind.ADAPTIVE)
     return int(WindowKind.FIXED) if _most_fixed(axis) <= axis.out else FEW
 
 
-def window_constants(axes: Axes) -> dict[str, tuple[int, ...]]:
-    """Return the constants that describe windows, each along depth, height and width."""
-    return {
-        "K": tuple(a.kernel for a in axes),
-        "S": tuple(a.stride_or_bins for a in axes),
-        "LO": tuple(a.lo for a in axes),
-        "DIL": tuple(a.dilation for a in axes),
-        "KIND": tuple(map(kind, axes)),
-    }
-
-
 def windows_over(axes: Axes) -> tuple[int, ...]:
-    """Return the constant ``OVER``: along each axis, how many windows may hold one input."""
+    """Return along each axis how many windows may hold one input."""
     most = (-(-a.out // a.size) + 1 if a.adaptive else _most_fixed(a) for a in axes)
     return tuple(min(m, a.out) for m, a in zip(most, axes, strict=True))
 
 
 def _most_fixed(axis: Axis) -> int:
     """Return how many windows of a fixed stride may hold one input, if the axis is long."""
-    return (axis.kernel - 1) * axis.dilation // axis.stride + 1
+    kernel = axis.kernel or axis.size
+    return (kernel - 1) * axis.dilation // axis.stride + 1
 
 
 # Types and tiles
@@ -159,43 +164,25 @@ def sum_type(dtype: torch.dtype) -> Any:
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
-class Tiles(NamedTuple):
-    """The tiling of an array."""
+def tile_shape(lanes: int, channels_last: bool, plane: int) -> tuple[int, int, int]:
+    """Return the rows, lanes and taps of a tile; `channels_last`: lanes are channels.
 
-    rows: int
-    lanes: int
-    grid: int
-    constants: dict[str, Any]
-
-
-def tiles(rows: int, lanes: int, channels_last: bool, index: Any) -> Tiles:
-    """Return the tiling of an array of these rows and lanes; `channels_last`: lanes are channels.
-
-    The width of a tile is the power of two from 8 to 128 that leaves the fewest lanes unused.
+    The width of a tile is the power of two from 8 to 128 that leaves the fewest lanes unused. If
+    windows are planes, of `plane` elements: several of them, some of their taps at a time.
     """
+    if plane:
+        width = 32 if channels_last else 1
+        taps = min(TILE // width, max(16, 1 << (plane - 1).bit_length()))
+        return max(1, TILE // (width * taps)), width, taps
     width = min((128, 64, 32, 16, 8), key=lambda n: (-(-lanes // n) * n, -n))
-    height = TILE // width
-    grid = -(-rows // height) * -(-lanes // width)
-    found = {"CHANNELS_LAST": channels_last, "INDEX": index, "ROWS": height, "LANES": width}
-    return Tiles(rows, lanes, grid, found)
+    return TILE // width, width, 1
 
 
-def tiles_of_planes(source: View, channels_last: bool, index: Any) -> Tiles:
-    """Return tiles of whole planes: several planes or channels, some of their taps at a time."""
-    width = 32 if channels_last else 1
-    size = math.prod(source.sizes)
-    taps = min(TILE // width, max(16, 1 << (size - 1).bit_length()))
-    height = max(1, TILE // (width * taps))
-    grid = -(-source.planes // height) * -(-source.channels // width)
-    found = {"INDEX": index, "ROWS": height, "LANES": width, "TAPS": taps}
-    return Tiles(source.planes, source.channels, grid, found)
-
-
-def align(cut: Tiles, source: View, in_w: int, out_w: int) -> tuple[int, ...]:
-    """Return the constant ``ALIGN``: powers of two up to 16 that divide the terms of addresses.
+def alignment(source: View, channels_last: bool, *sizes: int) -> tuple[int, ...]:
+    """Return powers of two up to 16 that divide the terms of addresses: sizes, and all strides.
 
     Triton itself specialises on multiples of 16 only, but rows of 56 two-byte elements are also
     aligned to 128 bits.
     """
-    steps = source.strides[: 5 if cut.constants["CHANNELS_LAST"] else 4]
-    return tuple(math.gcd(16, *n) for n in ((cut.lanes,), (in_w,), (out_w,), steps))
+    steps = source.strides[: 5 if channels_last else 4]
+    return (*[math.gcd(16, n) for n in sizes], math.gcd(16, *steps))
