@@ -47,7 +47,7 @@ class Launch(NamedTuple):
 def launch(one: Launch) -> None:
     """Run a kernel, or record or trace it, as the current context demands."""
     if one.grid:
-        _launcher.get()(one)
+        (_launcher.get() or _launched)(one)
 
 
 def _launched(one: Launch) -> Callable[..., Any]:
@@ -70,8 +70,8 @@ def _traced(one: Launch) -> None:
     kernel[(one.grid,)](*one.args, **one.constants, num_warps=warps)
 
 
-# What a launch does; a context variable, because other threads launch kernels at the same time.
-_launcher: ContextVar[Callable[[Launch], Any]] = ContextVar("_launcher", default=_launched)
+# What is done instead of a launch; other threads launch kernels at the same time.
+_launcher: ContextVar[Callable[[Launch], Any] | None] = ContextVar("_launcher", default=None)
 
 
 @contextmanager
@@ -159,7 +159,7 @@ def repeated(method: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(method)
     def run(self: Any, *args: Any) -> None:
-        if _launcher.get() is not _launched:
+        if _launcher.get() is not None:
             method(self, *args)
             return
         tensors: list[Tensor] = []
