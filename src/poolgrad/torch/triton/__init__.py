@@ -19,8 +19,8 @@ LEAST_CAPABILITY = (8, 0)  # the compute capability that Triton requires of NVID
 
 @lru_cache(maxsize=1)
 def is_installed() -> bool:
-    """Whether there is a Triton whose kernels take tuples, as PyTorch 2.7 and newer require."""
-    return find_spec("triton") is not None and torch.__version__ >= "2.7"
+    """Whether there is a Triton whose kernels index constant tuples (3.4, of PyTorch 2.8)."""
+    return find_spec("triton") is not None and torch.__version__ >= "2.8"
 
 
 @lru_cache(maxsize=64)

@@ -17,6 +17,7 @@ from poolgrad.torch.triton.geometry import (
     STRIDE,
     TAPS,
     divided,
+    element,
     fold,
     prologue,
     state_of,
@@ -81,7 +82,7 @@ def average(
         planes, s_p, s_n, s_d, s_h, s_w, s_c, False, INDEX, T,
     )  # fmt: skip
     _, _, size, _, strides = array
-    _, _, position, ok, origin, at = tile
+    _, _, position, ok, origin, _ = tile
     if SHARES:
         there = origin + strided_offset(position, strides)
         total = tl.load(x_ptr + there, mask=ok, other=0).to(SUM)
@@ -90,4 +91,4 @@ def average(
         state = fold(add, state, x_ptr, 0, array, tile, 0, 0, PAIRS, UNROLL, W, INDEX, T)
         total = tl.sum(state[0], 2) if T[TAPS] > 1 else state[0]
     total = share(total, position, size, divisor, COUNT, W)
-    tl.store(y_ptr + at, total.to(y_ptr.dtype.element_ty), mask=ok)
+    tl.store(y_ptr + element(array, tile, False, T), total.to(y_ptr.dtype.element_ty), mask=ok)

@@ -15,6 +15,7 @@ from poolgrad.torch.triton.geometry import (
     KERNEL,
     LOW,
     TAPS,
+    element,
     fold,
     prologue,
     state_of,
@@ -132,7 +133,7 @@ def select(
         planes, s_p, s_n, s_d, s_h, s_w, s_c, False, INDEX, T,
     )  # fmt: skip
     _, _, size, _, strides = array
-    _, _, position, ok, origin, at = tile
+    _, _, position, ok, origin, _ = tile
     IS_PLANE: tl.constexpr = T[TAPS] > 1
     window = windows_of(position, size, W)
     fill = never_winning(x_ptr.dtype.element_ty, ORDER, LIMIT)
@@ -160,6 +161,7 @@ def select(
         tied = tap < 0
     if LAST:
         best, tap = winner((best, tap, tied), fill, ORDER, ZERO_TIES)
+    at = element(array, tile, False, T)
     tl.store(y_ptr + at, best, mask=ok)
     if ROUTES:
-        store_routes(route_ptr, tap, array, tile, BITS, T)
+        store_routes(route_ptr, tap, at, array, tile, BITS, T)

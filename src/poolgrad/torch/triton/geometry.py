@@ -9,7 +9,7 @@ Helpers take and return tuples, ordered (depth, height, width) where they have t
 
 ===========  =================================================================================
 `array`      (rows, lanes, input size, numbers of windows, strides): of the whole array
-`tile`       (row, lane, position, ok, origin, at): of each element of a tile, see `prologue`
+`tile`       (row, lane, position, ok, origin, line): of each element of a tile, see `prologue`
 `position`   (plane, d, h, w, channel) of each element of a tile
 `window`     (first, end): first tap of each window, end of its valid positions; triples
 `strides`    of the planes p and n, of depth, height, width, and of channels
@@ -70,7 +70,7 @@ def prologue(
     The tile is a part of the outputs, or of the inputs (`OF_INPUTS`). `row_w`: the rows for each
     line of the width, a few more than its size if routes are packed. A tile is, of each element:
     row, lane, `position`, whether it exists, the offset of the first element of its plane (and
-    channel) in the array that has these strides, and its own offset in a contiguous array.
+    channel) in the array that has these strides, and the number of its line along the width.
     """
     lanes = aligned(lanes, T[ALIGN])
     size = (in_d, in_h, aligned(in_w, T[ALIGN + 1]))
@@ -88,11 +88,24 @@ def prologue(
     plane = line // height // depth
     position = (plane, line // height % depth, line % height, w, c)
     origin = plane // planes * s_n + plane % planes * s_p + c * s_c
+    strides = (s_p, s_n, s_d, s_h, s_w, s_c)
+    return (rows, lanes, size, out, strides), (row, lane, position, ok, origin, line)
+
+
+@triton.jit
+def element(array, tile, OF_INPUTS: tl.constexpr, T: tl.constexpr):
+    """Offsets of the elements of a tile in a contiguous array.
+
+    Computed where they are used: until then they would occupy registers.
+    """
+    _, lanes, size, out, _ = array
+    _, _, position, _, _, line = tile
+    _, _, _, w, c = position
+    width = size[2] if OF_INPUTS else out[2]
     at = line * width + w
     if T[CHANNELS_LAST]:
         at = at * lanes + c
-    strides = (s_p, s_n, s_d, s_h, s_w, s_c)
-    return (rows, lanes, size, out, strides), (row, lane, position, ok, origin, at)
+    return at
 
 
 @triton.jit

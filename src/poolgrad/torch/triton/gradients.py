@@ -22,6 +22,7 @@ from poolgrad.torch.triton.geometry import (
     OVER,
     ROWS,
     double_lanes,
+    element,
     prologue,
     strided_offset,
     window_over,
@@ -50,7 +51,7 @@ def gather(
         planes, s_p, s_n, s_d, s_h, s_w, s_c, True, INDEX, T,
     )  # fmt: skip
     _, _, size, _, strides = array
-    row, _, _, ok, origin, at = tile
+    row, _, _, ok, origin, _ = tile
     total = tl.zeros(ok.shape, SUM)
     right = tl.zeros(ok.shape, SUM)
     rest = tl.full(ok.shape, BELOW, INDEX)
@@ -80,6 +81,7 @@ def gather(
                 total += tl.where(wins, g, 0.0)
             if REST:
                 rest = tl.where(wins, route % BELOW, rest)
+    at = element(array, tile, True, T)
     if REST:
         tl.store(rest_ptr + at, rest.to(rest_ptr.dtype.element_ty), mask=ok)
     if PAIRS:

@@ -25,6 +25,7 @@ from poolgrad.torch.triton.geometry import (
     OVER,
     contiguous_offset,
     divided,
+    element,
     fold,
     prologue,
     strided_offset,
@@ -144,7 +145,7 @@ def nonlinear(
         rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
         planes, s_p, s_n, s_d, s_h, s_w, s_c, False, INDEX, T,
     )  # fmt: skip
-    _, _, _, ok, _, at = tile
+    _, _, _, ok, _, _ = tile
     theta = theta_of(theta_ptr, tile, channels, below, step, OPERATOR)
     zero = tl.zeros(ok.shape, SUM)
     one = tl.full((), 1.0, SUM)
@@ -181,6 +182,7 @@ def nonlinear(
         kept2 = t * kept1
         y = tl.where(none, divided(w, n), m * kept2)
         kept1 = tl.where(none, divided(one, n), kept1)
+    at = element(array, tile, False, T)
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=ok)
     if KEEP:
         tl.store(kept0_ptr + at, m, mask=ok)
@@ -225,7 +227,7 @@ def nonlinear_backward(
         planes, s_p, s_n, s_d, s_h, s_w, s_c, True, INDEX, T,
     )  # fmt: skip
     _, _, _, out, strides = array
-    _, _, position, ok, origin, at = tile
+    _, _, position, ok, origin, _ = tile
     x_origin = position[0] // x_planes * x_n + position[0] % x_planes * x_p + position[4] * x_c
     there = x_origin + strided_offset(position, (x_p, x_n, x_d, x_h, x_w, x_c))
     x = tl.load(x_ptr + there, mask=ok, other=0).to(SUM)
@@ -242,4 +244,4 @@ def nonlinear_backward(
         g = tl.load(gy_ptr + origin + strided_offset(over, strides), mask=inside, other=0)
         each = g.to(SUM) * weight(x, m, theta, kept1, kept2, OPERATOR)
         total += tl.where(inside, each, 0.0)
-    tl.store(gx_ptr + at, total.to(gx_ptr.dtype.element_ty), mask=ok)
+    tl.store(gx_ptr + element(array, tile, True, T), total.to(gx_ptr.dtype.element_ty), mask=ok)

@@ -12,6 +12,7 @@ from poolgrad.torch.triton.geometry import (
     LANES,
     ROWS,
     contiguous_offset,
+    element,
     prologue,
     tap_at,
     tap_position,
@@ -21,10 +22,10 @@ from poolgrad.torch.triton.geometry import (
 
 
 @triton.jit
-def store_routes(route_ptr, tap, array, tile, BITS: tl.constexpr, T: tl.constexpr):
-    """Store routes, packed along the width if they have `BITS` < 8; -1 becomes all ones."""
+def store_routes(route_ptr, tap, at, array, tile, BITS: tl.constexpr, T: tl.constexpr):
+    """Store routes at `element`, or packed along the width (`BITS` < 8); -1 becomes all ones."""
     rows, lanes, _, _, _ = array
-    row, lane, position, ok, _, at = tile
+    row, lane, position, ok, _, _ = tile
     if BITS == 0:
         tl.store(route_ptr + at, tap.to(route_ptr.dtype.element_ty), mask=ok)
     else:
@@ -72,7 +73,8 @@ def route_jvp(
         planes, s_p, s_n, s_d, s_h, s_w, s_c, False, INDEX, T,
     )  # fmt: skip
     _, _, size, _, strides = array
-    _, _, position, ok, origin, at = tile
+    _, _, position, ok, origin, _ = tile
+    at = element(array, tile, False, T)
     window, K = windows_of(position, size, W), taps_of(size, W, INDEX)
     t = load_route(route_ptr, position, array, ok, BITS, INDEX, T)
     won = ok & (t >= 0) & (t < W[KERNEL] * W[KERNEL + 1] * W[KERNEL + 2])
