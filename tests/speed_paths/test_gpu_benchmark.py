@@ -163,6 +163,7 @@ def test_a_step_that_fails_stops_no_other(tmp_path: Path) -> None:
         "compiled",
         "bits",
         "networks",
+        "without",
     ]
     assert any(s.endswith("tests/gpu") for s in steps)
     assert "gpu_table.py" in steps[-1]

@@ -176,8 +176,8 @@ class AttentionPool2d(_Attention):
         self.heads = _heads(self.channels, self.heads)
         self.out_channels = self.out_channels or self.channels
         _, (height, width), *_ = self.arguments
-        positions = torch.randn(height * width + 1, self.channels) * self.channels**-0.5
-        self.positions = nn.Parameter(positions)
+        deviation = self.channels**-0.5
+        self.positions = nn.Parameter(torch.randn(height * width + 1, self.channels) * deviation)
         self.attention = MultiHeadAttention(self.channels, self.heads, self.out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
