@@ -157,9 +157,9 @@ class Function(Arguments):
 
     def options(self) -> Any:
         """Return the options of the operator: the arguments of the same names, or the defaults."""
-        kind = OPERATORS[self.operator].options
-        defaults = kind._field_defaults.items()
-        return kind(*(_option(n, getattr(self, n, usual), usual) for n, usual in defaults))
+        options = OPERATORS[self.operator].options
+        fields = options._field_defaults.items()
+        return options(*(_option(n, getattr(self, n, default), default) for n, default in fields))
 
     def operands(self) -> tuple[Any, ...]:
         """Return the extra operand of the operator: the argument of its name."""
@@ -176,11 +176,11 @@ class RealFunction(Function):
     """
 
 
-def _option(name: str, value: Any, usual: Any) -> Any:
+def _option(name: str, value: Any, default: Any) -> Any:
     """Return the value of an option, checked: it must have the type of its default."""
-    if isinstance(usual, str) and not isinstance(value, str):
+    if isinstance(default, str) and not isinstance(value, str):
         raise TypeError(f"{name} must be a string, got {brief(value)}")
-    return flag(name, value) if isinstance(usual, bool) else value
+    return flag(name, value) if isinstance(default, bool) else value
 
 
 # Errors of arguments
