@@ -248,9 +248,10 @@ def _vjp(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, 
     """Return the output and the pullback of a call of a public function."""
     given = signature(function).bind(*args, **kwargs)
     given.apply_defaults()
+    known = name_of(given.args[0])
+    if known in ("torch", "jax"):
+        getattr(front_ends, known).vjp(given)  # raises an error that names the library's functions
     y, *kept = _computed(function, *given.args)
-    if kept[0] in ("torch", "jax"):
-        getattr(front_ends, kept[0]).vjp(y)  # raises an error that names the library's functions
     return y, RegionPullback(*kept)
 
 

@@ -56,12 +56,11 @@ def _kernel(name: str, before: Any) -> Callable[..., Any]:
     sizes = [n for n in names if n.endswith("_size")] if "output_size" in names else []
     drawn, fitting = "_random_samples" in names, name == "avg_pool3d"
 
-    def computes_the_same(x: Tensor, given: dict[str, Any]) -> bool:
+    def fits(x: Tensor, given: dict[str, Any]) -> bool:
+        """Whether both compute the same with these arguments, and poolgrad no slower."""
         pads = given.get("padding")
         return (
-            is_direct_for_kernels(x)
-            and is_usual(x, dims)
-            and all(len(given[name]) == dims for name in sizes)
+            all(len(given[name]) == dims for name in sizes)
             and (not pads or pads_at_most_half(pads, given["kernel_size"]))
             and not (drawn and _refuses_samples(given["_random_samples"], x))
             and not (fitting and _is_smaller(x, given["kernel_size"]))
@@ -69,8 +68,10 @@ def _kernel(name: str, before: Any) -> Callable[..., Any]:
 
     def kernel(keys: Any, x: Tensor, *args: Any, **more: Any) -> Any:
         theirs = partial(before.call_boxed, keys, x, *args, **more)
+        if not (is_direct_for_kernels(x) and is_usual(x, dims)):
+            return theirs()
         given = dict(zip(names, args, strict=False)) | more
-        if not computes_the_same(x, given):
+        if not fits(x, given):
             return theirs()
         if given.get("stride") == []:  # stands for the kernel size
             del given["stride"]
