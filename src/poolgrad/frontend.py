@@ -104,11 +104,14 @@ class FrontEnd(ABC):
     differentiation : str
         How a framework differentiates its own arrays, for the error of `vjp`; empty if `vjp`
         returns pullbacks.
+    call_type : type
+        The class of its calls.
     """
 
     name: ClassVar[str]
     noun: ClassVar[str]
     differentiation: ClassVar[str] = ""
+    call_type: ClassVar[type[Call]] = Call
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _named, (self.name,)
@@ -215,7 +218,7 @@ class FrontEnd(ABC):
             request = replace(request, options=options)
         ready, operand = self.prepared(request, x), OPERATORS[request.operator].operand
         operands = [operand.convert(self, value, x, ready) for value in request.operands]
-        return Call(self, request, ready, x, operands[0] if operands else None)
+        return self.call_type(self, request, ready, x, operands[0] if operands else None)
 
     def perform(self, request: Request) -> Any:
         """Compute the call of a public function."""

@@ -188,7 +188,7 @@ def is_sequence(value: object) -> TypeGuard[Sequence[object]]:
 
 def flag(name: str, value: object) -> bool:
     """Return an option that is True or False as Python's bool; NumPy's are accepted."""
-    on = to_python(name, value)
+    on = value if isinstance(value, bool) else to_python(name, value)
     if not isinstance(on, bool):
         raise TypeError(f"{name} must be True or False, got {brief(value)}")
     return on
