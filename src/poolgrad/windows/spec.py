@@ -200,11 +200,7 @@ def whole(dims: int) -> WindowSpec:
 # A spec as a flat list of integers, because PyTorch's custom operators support nothing else.
 # [kind, same padding (0 or 1), ceil_mode (0 or 1), then the kind's numbers, each for every axis].
 
-_NUMBERS = {
-    WindowKind.FIXED: ("kernel_size", "stride", "low", "high", "dilation"),
-    WindowKind.ADAPTIVE: ("output_size",),
-    WindowKind.FRACTIONAL: ("kernel_size", "output_size"),
-}
+_COUNTS = {WindowKind.FIXED: 5, WindowKind.ADAPTIVE: 1, WindowKind.FRACTIONAL: 2}
 _AS_MANY_AS_INPUTS = 0  # stands for None
 
 
@@ -227,37 +223,28 @@ def unflatten(numbers: Sequence[int]) -> WindowSpec:
     ValueError
         If no spec has this form. Direct calls of a custom operator may pass any integers.
     """
-    kinds = {int(kind): kind for kind in WindowKind}
-    kind = kinds.get(numbers[0]) if len(numbers) > 3 else None
-    if kind is None or {*numbers[1:3]} - {0, 1}:
-        raise _wrong(numbers)
-    names, rest = _NUMBERS[kind], tuple(numbers[3:])
-    dims = len(rest) // len(names)
-    if dims not in (1, 2, 3) or len(rest) != dims * len(names) or max(rest) >= LIMIT:
-        raise _wrong(numbers)
-    each = {name: rest[k * dims : (k + 1) * dims] for k, name in enumerate(names)}
-    same, ceil = bool(numbers[1]), bool(numbers[2])
-    least = {"low": 0, "high": 0, "output_size": 0 if kind is WindowKind.ADAPTIVE else 1}
-    if any(min(values) < least.get(name, 1) for name, values in each.items()):
-        raise _wrong(numbers)
-    kernel = each.get("kernel_size", ())
-    if kind is WindowKind.FIXED:
-        if same and any((*each["low"], *each["high"])):
-            raise _wrong(numbers)
-        pairs = tuple(zip(each["low"], each["high"], strict=True))
-        padding: Pairs | Literal["same"] = "same" if same else pairs
-        return WindowSpec(kind, kernel, each["stride"], padding, each["dilation"], ceil)
-    if same or ceil:
-        raise _wrong(numbers)
-    outputs = tuple(None if n == _AS_MANY_AS_INPUTS else n for n in each["output_size"])
-    return WindowSpec(kind, kernel, output_size=outputs)
-
-
-def _wrong(numbers: Sequence[int]) -> ValueError:
-    return ValueError(
+    try:
+        spec = _rebuilt(*numbers)
+        if spec.dims <= 3 and flatten(spec) == [*numbers]:
+            return spec
+    except (TypeError, ValueError):  # no windows at all, whereas `spec` may be other windows
+        pass
+    raise ValueError(
         "window must hold a kind (0 fixed, 1 adaptive, 2 fractional), same padding and "
         "ceil_mode (0 or 1 each), then for each of 1, 2 or 3 axes kernel sizes, strides, low "
         "padding, high padding and dilations (fixed), output sizes, 0 for that of the input "
         "(adaptive), or kernel sizes and output sizes (fractional), each number "
         f"below 2**61; got {brief(list(numbers))}"
     )
+
+
+def _rebuilt(kind: int, same: int, ceil: int, *rest: int) -> WindowSpec:
+    dims = len(rest) // _COUNTS[WindowKind(kind)]
+    first, *others = (rest[k : k + dims] for k in range(0, len(rest), dims))
+    if kind == WindowKind.ADAPTIVE:
+        return adaptive(dims, [None if n == _AS_MANY_AS_INPUTS else n for n in first])
+    if kind == WindowKind.FRACTIONAL:
+        return fractional(dims, first, *others)
+    stride, low, high, dilation = others
+    padding = "same" if same else list(zip(low, high, strict=True))
+    return fixed(dims, first, stride, padding, dilation, bool(ceil))
