@@ -6,19 +6,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from poolgrad.windows.arguments import (
-    LIMIT,
-    Pairs,
-    brief,
-    check_limit,
-    flag,
-    integer,
-    is_sequence,
-    one_or_each,
-    padding_pairs,
-    positive,
-    to_python,
-)
+from poolgrad.windows import arguments
+from poolgrad.windows.arguments import LIMIT, Pairs
 
 if TYPE_CHECKING:
     from poolgrad.windows.resolve import Axis
@@ -122,13 +111,13 @@ def fixed(
                 (dilation,) * dims,
                 ceil_mode,
             )
-    kernel = positive("kernel_size", kernel_size, dims)
+    kernel = arguments.positive("kernel_size", kernel_size, dims)
     # PyTorch treats an empty stride as None
-    unset = stride is None or (is_sequence(stride) and not len(stride))
-    strides = kernel if unset else positive("stride", stride, dims)
-    dilations = positive("dilation", dilation, dims)
-    pairs = padding_pairs(padding, dims)
-    ceil = flag("ceil_mode", ceil_mode)
+    unset = stride is None or (arguments.is_sequence(stride) and not len(stride))
+    strides = kernel if unset else arguments.positive("stride", stride, dims)
+    dilations = arguments.positive("dilation", dilation, dims)
+    pairs = arguments.padding_pairs(padding, dims)
+    ceil = arguments.flag("ceil_mode", ceil_mode)
     return WindowSpec(WindowKind.FIXED, kernel, strides, pairs, dilations, ceil)
 
 
@@ -151,20 +140,8 @@ def adaptive(dims: int, output_size: object) -> WindowSpec:
     TypeError, ValueError
         If `output_size` has another form, or a number is not positive or too large.
     """
-    accepted = f"{one_or_each(dims)} (None keeps the size of the input)"
-    plain = to_python("output_size", output_size)
-    sizes = list(plain) if is_sequence(plain) else [plain] * dims
-    if len(sizes) == 1:
-        sizes *= dims
-    if len(sizes) != dims:
-        raise ValueError(f"output_size must be {accepted}, got {brief(output_size)}")
-    outputs = tuple(
-        None if s is None else integer("output_size", s, output_size, accepted) for s in sizes
-    )
-    numbers = [1, *(n for n in outputs if n is not None)]
-    if min(numbers) < 1:
-        raise ValueError(f"output_size must be positive, got {brief(output_size)}")
-    check_limit("output_size", numbers, output_size)
+    accepted = f"{arguments.one_or_each(dims)} (None keeps the size of the input)"
+    outputs = arguments.positive("output_size", output_size, dims, accepted, optional=True)
     return WindowSpec(WindowKind.ADAPTIVE, output_size=outputs)
 
 
@@ -187,8 +164,8 @@ def fractional(dims: int, kernel_size: object, output_size: object) -> WindowSpe
     TypeError, ValueError
         If an argument does not consist of positive integers.
     """
-    kernel = positive("kernel_size", kernel_size, dims)
-    outputs = positive("output_size", output_size, dims)
+    kernel = arguments.positive("kernel_size", kernel_size, dims)
+    outputs = arguments.positive("output_size", output_size, dims)
     return WindowSpec(WindowKind.FRACTIONAL, kernel, output_size=outputs)
 
 
@@ -234,7 +211,7 @@ def unflatten(numbers: Sequence[int]) -> WindowSpec:
         "ceil_mode (0 or 1 each), then for each of 1, 2 or 3 axes kernel sizes, strides, low "
         "padding, high padding and dilations (fixed), output sizes, 0 for that of the input "
         "(adaptive), or kernel sizes and output sizes (fractional), each number "
-        f"below 2**61; got {brief(list(numbers))}"
+        f"below 2**61; got {arguments.brief(list(numbers))}"
     )
 
 
