@@ -327,5 +327,5 @@ class FrontEnd(ABC):
     def indices(self, value: Any, x: Any) -> Any:
         """Return indices of the shape of the input."""
         given = self.asarray("indices", value)
-        arguments.check_indices(self.dtype_name(given), tuple(given.shape), tuple(x.shape))
+        arguments.check_indices(self.dtype_name(given), self.shape_of(given), self.shape_of(x))
         return given

@@ -238,11 +238,5 @@ class TorchFrontEnd(FrontEnd):
         narrow = torch.where(samples < 0, negative, narrow)
         return narrow.reshape(arguments.samples_shape(layout)).contiguous()
 
-    def indices(self, value: Any, x: Tensor) -> Tensor:
-        if not isinstance(value, Tensor):
-            raise TypeError(f"indices must be a tensor, got {type(value).__qualname__}")
-        arguments.check_indices(value.dtype, shape_of(value), shape_of(x))
-        return checked("indices", value)
-
 
 FRONT_END = TorchFrontEnd()
