@@ -295,11 +295,6 @@ def _unpickled(call: Call, x: Any, residual: tuple[Any, ...]) -> Pullback:
     return Pullback(call, x, call.front.laid_out(residual, call.ready.residual))
 
 
-def _hull(axis: Axis, output: int) -> tuple[int, int]:
-    inputs = [i for _, i in axis.taps(output)]
-    return (inputs[0], inputs[-1]) if inputs else (0, -1)
-
-
 def _colours(axis: Axis) -> int:
     """Return the smallest distance of outputs whose windows do not overlap."""
     if axis.adaptive:
@@ -311,6 +306,5 @@ def _owner(axis: Axis, colour: int, colours: int) -> NDArray[np.int64]:
     """Return, for each input, the output of this colour whose window contains it."""
     owner = np.zeros(axis.size, np.int64)
     for output in range(colour, axis.out, colours):
-        first, last = _hull(axis, output)
-        owner[first : last + 1] = output
+        owner[[i for _, i in axis.taps(output)]] = output
     return owner
