@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
-from poolgrad.interface import Operator
+from poolgrad.functional.declare import described
+from poolgrad.interface import Operator, Request
 from poolgrad.operators import OPERATORS
 from poolgrad.windows import Window
 
 LEARNED = {o.operand.name for o in OPERATORS.values() if o.learned}
 """The names of learned arguments."""
 
+LEADING_AXES = "There may be any number of leading axes."
+"""A sentence for the docstrings of global modules."""
+
 
 class Placeholder(NamedTuple):
     """A placeholder for an input: only its shape is read."""
 
     shape: tuple[int, ...]
+
+
+@cache
+def limited(function: Any, dims: int) -> Any:
+    """Return a function for `dims` pooled axes: global functions themselves pool any number."""
+    if function.__name__.endswith("d"):
+        return function
+    x_like = Placeholder((1,) * (dims + 2))
+
+    def describe(x: Any, **given: Any) -> Request:
+        request: Request = function.describe(x_like, **given)
+        return replace(request, x=x)
+
+    name = f"{function.__name__}{dims}d"
+    globals()[name] = described(describe, name, __name__)
+    return globals()[name]
 
 
 def operator_of(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import KW_ONLY, replace
+from dataclasses import KW_ONLY
 from inspect import Signature
 from numbers import Real
 from typing import Any, ClassVar, Generic, TypeVar
@@ -25,8 +25,8 @@ from poolgrad.arguments import real_numbers, refuse_numbers
 from poolgrad.functional.declare import bind
 from poolgrad.functional.docstrings import of_module
 from poolgrad.functional.families import Arguments, signature_of
-from poolgrad.functional.modules import LEARNED, Placeholder, operator_of
-from poolgrad.jax.function import FRONT_END, is_key
+from poolgrad.functional.modules import LEADING_AXES, LEARNED, limited, operator_of
+from poolgrad.jax.function import is_key
 from poolgrad.windows import brief, flag, in_memory
 from poolgrad.windows.arguments import to_python
 
@@ -75,10 +75,13 @@ class Pool(Arguments, Generic[Y]):
         super().__init_subclass__()
         if calls is None:
             return
-        cls.function, cls.dims = staticmethod(calls), int(cls.__name__[-2])
+        cls.dims = int(cls.__name__[-2])
+        function = limited(calls, cls.dims)
+        cls.function = staticmethod(function)
         known = cls.__signature__ = signature_of(cls)
         cls.__init__ = Pool.__init__  # type: ignore[method-assign] # not that of the dataclass
         notes = [f"Calls `poolgrad.{calls.__name__}`. {cls.note}"]
+        notes += [] if function is calls else [LEADING_AXES]
         notes += [] if LEARNED.isdisjoint(known.parameters) else [_LEAF]
         own = calls.declared, calls.__name__, cls.dims, known.parameters, cls
         cls.__doc__ = of_module(*own, notes)
@@ -226,19 +229,6 @@ class Lip(Pool[Array]):
             The values and the logarithms of their weights, of the same shape.
         """
         return self.function(_array(x), logits, **self._arguments())
-
-
-class Global(Pool[Y]):
-    """Pooling over the given number of axes, with any number of leading axes."""
-
-    note = f"{Pool.note}\nThere may be any number of leading axes."
-
-    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Y:
-        """Pool the last axes of the input, or those before the channels; see `Pool.__call__`."""
-        # The public function would pool additional leading axes.
-        x_like = Placeholder((1,) * (self.dims + 2))
-        request = self.function.describe(x_like, **self._arguments())  # type: ignore[attr-defined]
-        return FRONT_END.perform(replace(request, x=_array(x)))
 
 
 # Arguments

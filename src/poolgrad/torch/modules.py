@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,9 +9,6 @@ from torch import Tensor, nn
 
 from poolgrad.arguments import below_one
 from poolgrad.functional import FUNCTIONS, families
-from poolgrad.functional.declare import described
-from poolgrad.functional.modules import Placeholder
-from poolgrad.interface import Request
 from poolgrad.torch.arrays import checked, name_of, pools
 from poolgrad.torch.base import Pool, called, constructor, each
 
@@ -212,22 +208,3 @@ class Lip(Pool):
             If an argument does not suit the windows.
         """
         return self.function(x, logits, **self._arguments())
-
-
-class Global(Pool):
-    """Pooling over all axes but batch and channels."""
-
-    note = "There may be any number of leading axes."
-
-    @classmethod
-    def _limited(cls, pool: Any) -> Any:
-        """Return the function, limited to inputs with this number of axes: it accepts others."""
-        x_like = Placeholder((1,) * (cls.dims + 2))
-
-        def describe(x: Any, **given: Any) -> Request:
-            request: Request = pool.describe(x_like, **given)
-            return replace(request, x=x)
-
-        name = f"{pool.__name__}{cls.dims}d"
-        limited = globals()[name] = described(describe, name, __name__)
-        return limited
