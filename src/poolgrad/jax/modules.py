@@ -97,19 +97,15 @@ class Pool(Arguments, Generic[Y]):
         leaves = tuple(
             name for name in LEARNED & given.keys() if not isinstance(given[name], float)
         )
-        self._check(given)
-        vars(self).update(given, _leaves=leaves)
-        nnx = sys.modules.get("flax.nnx")
-        if leaves and nnx is not None:  # so that it can be an attribute of a module of Flax NNX
-            nnx.register_data_type(type(self))
-
-    def _check(self, given: dict[str, Any]) -> None:
-        """Raise an error if the arguments are wrong for every input."""
         operator = operator_of(self.function, self.dims, given, self.required)
         for name in LEARNED & given.keys():
             value = _unwrapped(given[name])
             if not isinstance(value, jax.core.Tracer):
                 operator.check_operand(np.asarray(value, np.float64).ravel().tolist())
+        vars(self).update(given, _leaves=leaves)
+        nnx = sys.modules.get("flax.nnx")
+        if leaves and nnx is not None:  # so that it can be an attribute of a module of Flax NNX
+            nnx.register_data_type(type(self))
 
     def _arguments(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__signature__.parameters}

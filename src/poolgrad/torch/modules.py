@@ -26,11 +26,7 @@ class Maximum(Pool):
         def in_two() -> Any:
             return super(Maximum, self).forward(x.relu())
 
-        if not self._is_usual(x):
-            return in_two()
-        return (
-            called(function, x, arguments, in_two) if self.converted else function(x, **arguments)
-        )
+        return called(function, x, arguments, in_two) if self._is_usual(x) else in_two()
 
     def may_be_fused(self) -> bool:
         """Whether `rectified` gives the values of PyTorch's class, with no empty window."""

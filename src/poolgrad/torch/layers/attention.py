@@ -87,17 +87,11 @@ class MultiHeadAttention(Layer):
             nn.init.normal_(projection.weight, std=channels**-0.5)
             nn.init.zeros_(projection.bias)
 
-    def _split(self, tokens: Tensor) -> Tensor:
-        """Shape (N, T, C) to (N, heads, T, C / heads)."""
-        split: Tensor = tokens.unflatten(-1, (self.heads, -1))
-        return split.transpose(-3, -2)
-
     def forward(self, queries: Tensor, tokens: Tensor) -> Tensor:
         """Attend from (N, Q, C) to (N, T, C); the result has shape (N, Q, out_channels)."""
-        q = self._split(self.query(queries))
-        k = self._split(self.key(tokens))
-        v = self._split(self.value(tokens))
-        return self.output(_attended(q, k, v).transpose(-3, -2).flatten(-2))
+        projected = self.query(queries), self.key(tokens), self.value(tokens)
+        heads = [t.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for t in projected]
+        return self.output(_attended(*heads).transpose(-3, -2).flatten(-2))
 
 
 class _Attention(Layer):
