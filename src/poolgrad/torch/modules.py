@@ -13,6 +13,20 @@ from poolgrad.torch.arrays import checked, name_of, pools
 from poolgrad.torch.base import Pool, called, constructor, each
 
 
+class Plain(Pool):
+    """Windows without further arguments."""
+
+    @constructor(families.Windows)
+    def __init__(self) -> None: ...
+
+
+class Selecting(Pool):
+    """One input of each window wins."""
+
+    @constructor(families.Selecting)
+    def __init__(self) -> None: ...
+
+
 class Maximum(Pool):
     """The maximum, which can be fused with a ReLU."""
 
@@ -55,11 +69,8 @@ class _Exported(Pool):
         return self._by_pytorch("avg", x, count_include_pad=count_include_pad)
 
 
-class ReLUMaximum(_Exported):
+class ReLUMaximum(_Exported, Selecting):
     """The maximum of the ReLU."""
-
-    @constructor(families.Selecting)
-    def __init__(self) -> None: ...
 
     note = "It is exported as PyTorch's ReLU and maximum if these compute the same."
 
@@ -177,11 +188,8 @@ class Unpool(Pool):
         return self.function(input, indices, output_size=output_size, **self._arguments())
 
 
-class Lip(Pool):
+class Lip(Plain):
     """Local importance pooling, which takes logits with every call."""
-
-    @constructor(families.Windows)
-    def __init__(self) -> None: ...
 
     required = ("logits",)
     note = "It is called with values and their `logits`."

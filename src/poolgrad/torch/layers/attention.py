@@ -176,11 +176,10 @@ class AttentionPool2d(_Attention):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, out_channels)."""
-        x = arguments.check_size(arguments.check_maps(x, self.channels), self.size)
-        batch = arguments.batched(x)
-        mean = exportable.global_average(batch)[:, None]
-        tokens = torch.cat([mean, _tokens(batch)], 1) + self.positions
-        return arguments.unbatched(self.attention(tokens[:, :1], tokens)[:, 0], x)
+        x = arguments.check_maps(x, self.channels, self.size)
+        mean = exportable.global_average(x)[..., None, :]
+        tokens = torch.cat([mean, _tokens(x)], -2) + self.positions
+        return self.attention(tokens[..., :1, :], tokens)[..., 0, :]
 
 
 class AttentionPoolLatent(_Attention):
