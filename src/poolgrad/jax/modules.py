@@ -85,7 +85,8 @@ class Pool(Arguments, Generic[Y]):
         notes += [] if LEARNED.isdisjoint(known.parameters) else [_LEAF]
         own = calls.declared, calls.__name__, cls.dims, known.parameters, cls
         cls.__doc__ = of_module(*own, notes)
-        _register(cls)
+        # Leaves may be any objects while a transformation runs, so modules are rebuilt unchecked.
+        jax.tree_util.register_pytree_with_keys(cls, Pool._flatten_with_keys, cls._unflatten)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         bound = bind(type(self).__name__, self.__signature__, args, kwargs)
@@ -109,6 +110,18 @@ class Pool(Arguments, Generic[Y]):
 
     def _arguments(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__signature__.parameters}
+
+    def _flatten_with_keys(self) -> tuple[list[Any], tuple[Any, ...]]:
+        names = vars(self)["_leaves"]
+        rest = tuple((n, v) for n, v in self._arguments().items() if n not in names)
+        return [(GetAttrKey(n), getattr(self, n)) for n in names], (names, rest)
+
+    @classmethod
+    def _unflatten(cls, structure: tuple[Any, ...], leaves: Iterable[Any]) -> Pool[Any]:
+        names, rest = structure
+        module = object.__new__(cls)
+        vars(module).update(rest, _leaves=names, **dict(zip(names, leaves, strict=True)))
+        return module
 
     def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Y:
         """Call the public function with the arguments of the module.
@@ -271,27 +284,3 @@ def _learned(name: str, value: Any) -> Any:
     if held is not value:
         return value
     return jnp.asarray(held, None if jnp.issubdtype(held.dtype, jnp.floating) else jnp.float32)
-
-
-# Pytrees
-
-
-def _flatten_with_keys(module: Pool[Any]) -> tuple[list[Any], tuple[Any, ...]]:
-    names = vars(module)["_leaves"]
-    rest = tuple((n, v) for n, v in module._arguments().items() if n not in names)
-    return [(GetAttrKey(n), getattr(module, n)) for n in names], (names, rest)
-
-
-def _register(kind: type[Pool[Any]]) -> None:
-    """Register a class of modules as pytrees.
-
-    Leaves may be any objects while a transformation runs, so modules are rebuilt without checks.
-    """
-
-    def unflatten(structure: tuple[Any, ...], leaves: Iterable[Any]) -> Pool[Any]:
-        names, rest = structure
-        module = object.__new__(kind)
-        vars(module).update(rest, _leaves=names, **dict(zip(names, leaves, strict=True)))
-        return module
-
-    jax.tree_util.register_pytree_with_keys(kind, _flatten_with_keys, unflatten)
