@@ -95,11 +95,10 @@ class Pool(Arguments, Generic[Y]):
             name: _learned(name, value) if name in LEARNED else _hashable(name, value)
             for name, value in bound.arguments.items()
         }
-        leaves = tuple(
-            name for name in LEARNED & given.keys() if not isinstance(given[name], float)
-        )
+        learned = LEARNED & given.keys()
+        leaves = tuple(name for name in learned if not isinstance(given[name], float))
         operator = operator_of(self.function, self.dims, given, self.required)
-        for name in LEARNED & given.keys():
+        for name in learned:
             value = _unwrapped(given[name])
             if not isinstance(value, jax.core.Tracer):
                 operator.check_operand(np.asarray(value, np.float64).ravel().tolist())
