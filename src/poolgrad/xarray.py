@@ -34,10 +34,9 @@ class XarrayFrontEnd(FrontEnd):
     def perform(self, request: Request) -> Any:
         inside = _inside(request)
         result = front_end(inside.x).perform(inside)
-        if not request.return_indices:
-            return _outside(request, result)
-        y, indices = result
-        return _outside(request, y), _outside(request, indices)
+        if request.return_indices:
+            return tuple(_outside(request, part) for part in result)
+        return _outside(request, result)
 
     def vjp(self, request: Request) -> tuple[Any, Pullback]:
         if request.dimensions not in ((), request.x.dims):  # the pullback knows no names

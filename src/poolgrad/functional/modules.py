@@ -1,22 +1,39 @@
-"""Checks the arguments of modules, which store them for calls of a public function."""
+"""Checks the arguments of modules, and limits global functions to the axes of a module."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
-from poolgrad.interface import Operator
+from poolgrad.functional.declare import described
+from poolgrad.interface import Operator, Request
 from poolgrad.operators import OPERATORS
 from poolgrad.windows import Window
 
 LEARNED = {o.operand.name for o in OPERATORS.values() if o.learned}
 """The names of learned arguments."""
 
+LEADING_AXES = "There may be any number of leading axes."
+"""A sentence for the docstrings of global modules."""
 
-class Placeholder(NamedTuple):
-    """A placeholder for an input: only its shape is read."""
 
-    shape: tuple[int, ...]
+@cache
+def limited(function: Any, dims: int) -> Any:
+    """Return a function for `dims` pooled axes: global functions themselves pool any number."""
+    if function.__name__.endswith("d"):
+        return function
+    x_like = SimpleNamespace(shape=(1,) * (dims + 2))  # only the shape is read
+
+    def describe(x: Any, **given: Any) -> Request:
+        request: Request = function.describe(x_like, **given)
+        return replace(request, x=x)
+
+    name = f"{function.__name__}{dims}d"
+    globals()[name] = described(describe, name, __name__)
+    return globals()[name]
 
 
 def operator_of(
@@ -40,7 +57,7 @@ def operator_of(
     TypeError, ValueError
         If an argument is invalid for every input. The values of learned arguments are not checked.
     """
-    x = Placeholder((2**31,) * (dims + 2))
+    x = SimpleNamespace(shape=(2**31,) * (dims + 2))
     request = function.describe(x, **dict.fromkeys(required), **given)  # type: ignore[attr-defined]
     operator = OPERATORS[request.operator]
     operator.check(Window(()), request.options)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import KW_ONLY, replace
+from dataclasses import KW_ONLY
 from inspect import Signature
 from numbers import Real
 from typing import Any, ClassVar, Generic, TypeVar
@@ -25,8 +25,8 @@ from poolgrad.arguments import real_numbers, refuse_numbers
 from poolgrad.functional.declare import bind
 from poolgrad.functional.docstrings import of_module
 from poolgrad.functional.families import Arguments, signature_of
-from poolgrad.functional.modules import LEARNED, Placeholder, operator_of
-from poolgrad.jax.function import FRONT_END, is_key
+from poolgrad.functional.modules import LEADING_AXES, LEARNED, limited, operator_of
+from poolgrad.jax.function import is_key
 from poolgrad.windows import brief, flag, in_memory
 from poolgrad.windows.arguments import to_python
 
@@ -75,14 +75,18 @@ class Pool(Arguments, Generic[Y]):
         super().__init_subclass__()
         if calls is None:
             return
-        cls.function, cls.dims = staticmethod(calls), int(cls.__name__[-2])
+        cls.dims = int(cls.__name__[-2])
+        function = limited(calls, cls.dims)
+        cls.function = staticmethod(function)
         known = cls.__signature__ = signature_of(cls)
         cls.__init__ = Pool.__init__  # type: ignore[method-assign] # not that of the dataclass
         notes = [f"Calls `poolgrad.{calls.__name__}`. {cls.note}"]
+        notes += [] if function is calls else [LEADING_AXES]
         notes += [] if LEARNED.isdisjoint(known.parameters) else [_LEAF]
         own = calls.declared, calls.__name__, cls.dims, known.parameters, cls
         cls.__doc__ = of_module(*own, notes)
-        _register(cls)
+        # Leaves may be any objects while a transformation runs, so modules are rebuilt unchecked.
+        jax.tree_util.register_pytree_with_keys(cls, Pool._flatten_with_keys, cls._unflatten)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         bound = bind(type(self).__name__, self.__signature__, args, kwargs)
@@ -91,25 +95,32 @@ class Pool(Arguments, Generic[Y]):
             name: _learned(name, value) if name in LEARNED else _hashable(name, value)
             for name, value in bound.arguments.items()
         }
-        leaves = tuple(
-            name for name in LEARNED & given.keys() if not isinstance(given[name], float)
-        )
-        self._check(given)
+        learned = LEARNED & given.keys()
+        leaves = tuple(name for name in learned if not isinstance(given[name], float))
+        operator = operator_of(self.function, self.dims, given, self.required)
+        for name in learned:
+            value = _unwrapped(given[name])
+            if not isinstance(value, jax.core.Tracer):
+                operator.check_operand(np.asarray(value, np.float64).ravel().tolist())
         vars(self).update(given, _leaves=leaves)
         nnx = sys.modules.get("flax.nnx")
         if leaves and nnx is not None:  # so that it can be an attribute of a module of Flax NNX
             nnx.register_data_type(type(self))
 
-    def _check(self, given: dict[str, Any]) -> None:
-        """Raise an error if the arguments are wrong for every input."""
-        operator = operator_of(self.function, self.dims, given, self.required)
-        for name in LEARNED & given.keys():
-            value = _unwrapped(given[name])
-            if not isinstance(value, jax.core.Tracer):
-                operator.check_operand(np.asarray(value, np.float64).ravel().tolist())
-
     def _arguments(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__signature__.parameters}
+
+    def _flatten_with_keys(self) -> tuple[list[Any], tuple[Any, ...]]:
+        names = vars(self)["_leaves"]
+        rest = tuple((n, v) for n, v in self._arguments().items() if n not in names)
+        return [(GetAttrKey(n), getattr(self, n)) for n in names], (names, rest)
+
+    @classmethod
+    def _unflatten(cls, structure: tuple[Any, ...], leaves: Iterable[Any]) -> Pool[Any]:
+        names, rest = structure
+        module = object.__new__(cls)
+        vars(module).update(rest, _leaves=names, **dict(zip(names, leaves, strict=True)))
+        return module
 
     def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Y:
         """Call the public function with the arguments of the module.
@@ -228,19 +239,6 @@ class Lip(Pool[Array]):
         return self.function(_array(x), logits, **self._arguments())
 
 
-class Global(Pool[Y]):
-    """Pooling over the given number of axes, with any number of leading axes."""
-
-    note = f"{Pool.note}\nThere may be any number of leading axes."
-
-    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Y:
-        """Pool the last axes of the input, or those before the channels; see `Pool.__call__`."""
-        # The public function would pool additional leading axes.
-        x_like = Placeholder((1,) * (self.dims + 2))
-        request = self.function.describe(x_like, **self._arguments())  # type: ignore[attr-defined]
-        return FRONT_END.perform(replace(request, x=_array(x)))
-
-
 # Arguments
 
 
@@ -285,27 +283,3 @@ def _learned(name: str, value: Any) -> Any:
     if held is not value:
         return value
     return jnp.asarray(held, None if jnp.issubdtype(held.dtype, jnp.floating) else jnp.float32)
-
-
-# Pytrees
-
-
-def _flatten_with_keys(module: Pool[Any]) -> tuple[list[Any], tuple[Any, ...]]:
-    names = vars(module)["_leaves"]
-    rest = tuple((n, v) for n, v in module._arguments().items() if n not in names)
-    return [(GetAttrKey(n), getattr(module, n)) for n in names], (names, rest)
-
-
-def _register(kind: type[Pool[Any]]) -> None:
-    """Register a class of modules as pytrees.
-
-    Leaves may be any objects while a transformation runs, so modules are rebuilt without checks.
-    """
-
-    def unflatten(structure: tuple[Any, ...], leaves: Iterable[Any]) -> Pool[Any]:
-        names, rest = structure
-        module = object.__new__(kind)
-        vars(module).update(rest, _leaves=names, **dict(zip(names, leaves, strict=True)))
-        return module
-
-    jax.tree_util.register_pytree_with_keys(kind, _flatten_with_keys, unflatten)

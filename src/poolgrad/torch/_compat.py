@@ -97,21 +97,20 @@ assert_later = _symbol("torch._assert_async")
 
 # The call cache: symbols that read tensors and the state of PyTorch
 
-_CALL_CACHE_SYMBOLS = (
-    "torch._C._len_torch_dispatch_stack",
-    "torch._C._len_torch_function_stack",
-    "torch._is_functional_tensor",
-    "torch.autograd.forward_ad._current_level",
-)
 _call_cache_symbols = PRIVATE.symbols_or_none(
-    _CALL_CACHE_SYMBOLS, "small calls take longer, and accelerate() changes nothing"
+    (
+        "torch._C._len_torch_dispatch_stack",
+        "torch._C._len_torch_function_stack",
+        "torch._is_functional_tensor",
+        "torch.autograd.forward_ad._current_level",
+    ),
+    "small calls take longer, and accelerate() changes nothing",
 )
 
 # (function of a tensor, its value for a plain tensor)
 PLAIN_TENSOR: tuple[tuple[Any, Any], ...] = ()
 # (function without arguments or (object, attribute), its value if nothing observes or transforms)
-UNOBSERVED: tuple[tuple[Any, Any], ...] = ()
-has_call_cache = _call_cache_symbols is not None
+UNOBSERVED: tuple[tuple[Any, Any], ...] = ((bool, True),)  # never, so that no call is cached
 if _call_cache_symbols is not None:
     _dispatch_modes, _function_modes, _is_functional, _ = _call_cache_symbols
     PLAIN_TENSOR = ((_is_functional, False),)

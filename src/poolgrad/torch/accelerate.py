@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial, wraps
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from itertools import product
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -116,36 +116,6 @@ def _require_unchanged(y: Tensor, indices: Tensor) -> None:
     y.grad_fn.register_prehook(check)
 
 
-class _Switch:
-    """Keeps the users of the kernels, which are registered while there is at least one."""
-
-    def __init__(self) -> None:
-        # Reentrant, because a signal handler that accelerates may run while the lock is held.
-        self._lock = threading.RLock()
-        self._users: set[object] = set()
-        self._is_registering = False
-        self._library: torch.library.Library | None = None
-
-    def on(self, user: object) -> None:
-        """Add a user; if this is interrupted, `off` has to be called."""
-        with self._lock:
-            self._users.add(user)
-            if self._library is None and not self._is_registering:
-                self._is_registering = True
-                try:
-                    self._library = _registered()
-                finally:
-                    self._is_registering = False
-
-    def off(self, user: object) -> None:
-        """Remove a user, if it is one."""
-        with self._lock:
-            self._users.discard(user)
-            if not self._users and self._library is not None:
-                library, self._library = self._library, None  # a signal handler may set another
-                library._destroy()
-
-
 def _devices() -> list[tuple[str, str]]:
     """Return the dispatch keys of the devices that have kernels."""
     gpu = torch.cuda.is_available() and triton.is_installed()
@@ -170,9 +140,6 @@ def _registered() -> torch.library.Library:
         library._destroy()
         raise
     return library
-
-
-_switch = _Switch()
 
 
 class accelerate:
@@ -214,26 +181,43 @@ class accelerate:
     >>> everywhere.stop()
     """
 
+    # The kernels are registered while there is at least one user.
+    _users: ClassVar[set[accelerate]] = set()
+    _library: ClassVar[torch.library.Library | None] = None
+    _is_registering: ClassVar[bool] = False
+    # Reentrant, because a signal handler that accelerates may run while the lock is held.
+    _lock: ClassVar = threading.RLock()
+
     def __init__(self) -> None:
-        self._start()
-
-    def _start(self) -> None:
-        try:
-            _switch.on(self)
-        except BaseException:
-            _switch.off(self)
-            raise
-
-    def stop(self) -> None:
-        """Restore PyTorch's kernels, unless another `accelerate` is active; may be called twice."""
-        _switch.off(self)
+        self.__enter__()
 
     def __enter__(self) -> accelerate:
-        self._start()
+        shared = accelerate
+        try:
+            with self._lock:
+                self._users.add(self)
+                if shared._library is None and not shared._is_registering:
+                    shared._is_registering = True
+                    try:
+                        shared._library = _registered()
+                    finally:
+                        shared._is_registering = False
+        except BaseException:  # such as Ctrl-C
+            self.stop()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def stop(self) -> None:
+        """Restore PyTorch's kernels, unless another `accelerate` is active; may be called twice."""
+        with self._lock:
+            self._users.discard(self)
+            library = accelerate._library
+            if not self._users and library is not None:
+                accelerate._library = None  # first, because a signal handler may set another
+                library._destroy()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return a function that runs with poolgrad's kernels; this object itself is stopped.
@@ -252,11 +236,7 @@ class accelerate:
 
         @wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            user = object()
-            try:
-                _switch.on(user)
+            with accelerate.__new__(accelerate):  # started by `with`, which always stops it
                 return function(*args, **kwargs)
-            finally:
-                _switch.off(user)
 
         return run

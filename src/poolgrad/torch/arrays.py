@@ -124,8 +124,7 @@ def kind(exchange: bool) -> TensorSpec:
         parts=("requires_grad", *(() if exchange else ("dtype",))),
         required=() if exchange else (*plain, *_compat.PLAIN_TENSOR),
         global_state=(torch.is_grad_enabled,),
-        # Without these symbols no call is cached.
-        required_state=_compat.UNOBSERVED if _compat.has_call_cache else ((bool, True),),
+        required_state=_compat.UNOBSERVED,
         protocol="by exchange" if exchange else "by attributes",
     )
 

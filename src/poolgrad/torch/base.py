@@ -18,7 +18,7 @@ from poolgrad.call_cache import LOOKUPS, CallCache
 from poolgrad.functional.declare import bind
 from poolgrad.functional.docstrings import of_module
 from poolgrad.functional.families import Arguments, signature_of
-from poolgrad.functional.modules import LEARNED, operator_of
+from poolgrad.functional.modules import LEADING_AXES, LEARNED, limited, operator_of
 from poolgrad.torch.arrays import checked, pads_at_most_half, pools
 from poolgrad.torch.function import FRONT_END, known_generator
 from poolgrad.windows import brief, has_memory, to_python
@@ -114,7 +114,7 @@ class Pool(nn.Module):
         known = cls.__signature__ = cls.init_signature = cls.__init__.known  # type: ignore
         theirs: Any = next((c for c in cls.__bases__ if not issubclass(c, Pool)), None)
         cls.dims, cls.pytorch_class = int(cls.__name__[-2]), theirs
-        function = cls._limited(calls)
+        function = limited(calls, cls.dims)
         cls.function, cls.call_cache = staticmethod(function), function.cache
         cls.checked = CallCache()
         cls.names = tuple(known.parameters)
@@ -127,10 +127,11 @@ class Pool(nn.Module):
         if theirs is not None:
             notes[0] += f" Subclass of `torch.nn.{theirs.__name__}`."
             SUBCLASSES[theirs] = cls
-        notes += [cls.note, "" if LEARNED.isdisjoint(cls.names) else _BUFFER]
+        notes += [cls.note, "" if function is calls else LEADING_AXES]
+        notes += [] if LEARNED.isdisjoint(cls.names) else [_BUFFER]
         cls.__doc__ = of_module(calls.declared, calls.__name__, cls.dims, cls.names, object, notes)
         cls.__module__ = "poolgrad.torch"  # where users, and pickle, find it
-        if cls.dims == 2 or calls.__name__.endswith("d"):
+        if cls.dims == 2 or function is calls:
             MODULES[calls.__name__] = cls
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -162,11 +163,6 @@ class Pool(nn.Module):
         value = _stored(name, given[name])
         operator.check_operand(_numbers(name, value))
         return {**given, name: value}
-
-    @classmethod
-    def _limited(cls, pool: Any) -> Any:
-        """Return the public function, limited to this number of pooled axes."""
-        return pool
 
     def _arguments(self) -> dict[str, Any]:
         own = self.__dict__

@@ -8,7 +8,6 @@ holds.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import unwrap
 from types import CodeType, FunctionType
@@ -142,8 +141,8 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
       2: MaxPool2d
     """
     fuse = flag("fuse", fuse)
-    replaced, left, calls = [], [], []
-    for names, module in _modules(model):
+    replaced, left, calls, modules = [], [], [], _modules(model)
+    for module, names in modules.items():
         kind = type(module).__name__
         if functions := _called(module):
             calls.append(Module(names, kind, ", ".join(functions)))
@@ -158,9 +157,8 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
             vars(module).update(ours.added, converted=True)
             module.__class__ = ours
     pairs = fusion.fuse(model) if fuse else []
-    names_of = {module: names for names, module in _modules(model)}
     fused = [
-        Module(names_of[pool], type(pool).__name__, f"with the ReLU {', '.join(names_of[relu])}")
+        Module(modules[pool], type(pool).__name__, f"with the ReLU {', '.join(modules[relu])}")
         for _, relu, pool in pairs
     ]
     return Report(tuple(replaced), tuple(left), tuple(calls), tuple(fused))
@@ -185,7 +183,7 @@ def revert(model: nn.Module) -> Report:
         If `model` is not a module.
     """
     replaced = []
-    for names, module in _modules(model):
+    for module, names in _modules(model).items():
         fusion.unfuse(module)
         if isinstance(module, Pool) and module.converted:
             replaced.append(Module(names, type(module).__name__))
@@ -193,15 +191,14 @@ def revert(model: nn.Module) -> Report:
     return Report(tuple(replaced))
 
 
-def _modules(model: nn.Module) -> Iterator[tuple[tuple[str, ...], nn.Module]]:
-    """Yield every module of a network once, with all its names."""
+def _modules(model: nn.Module) -> dict[nn.Module, tuple[str, ...]]:
+    """Return every module of a network once, with all its names."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__qualname__}")
-    names: dict[nn.Module, list[str]] = {}
+    names: dict[nn.Module, tuple[str, ...]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        names.setdefault(module, []).append(name)
-    for module, own in names.items():
-        yield tuple(own), module
+        names[module] = (*names.get(module, ()), name)
+    return names
 
 
 def _obstacle(module: nn.Module) -> str:

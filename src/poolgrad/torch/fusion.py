@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import copy
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +19,9 @@ from poolgrad.torch._compat import has_global_hooks
 from poolgrad.torch.arrays import is_direct_for_kernels
 from poolgrad.torch.modules import Maximum
 from poolgrad.torch.pools import MaxPool1d, MaxPool2d, MaxPool3d
+
+# A ReLU, after its position in a container and before the maximum that follows it
+Pair = tuple[int, nn.ReLU, Maximum]
 
 
 class FusedSequential(nn.Sequential):
@@ -29,7 +32,7 @@ class FusedSequential(nn.Sequential):
         if torch.compiler.is_compiling() or has_global_hooks():
             return nn.Sequential.forward(self, input)  # type: ignore[no-untyped-call]
         # Modules and hooks may have changed since the last call.
-        pools = {pair.position: pair.pool for pair in pairs(self)}
+        pools = {position: pool for position, _, pool in pairs(self)}
         modules = enumerate(self)
         for position, module in modules:
             pool = pools.get(position)
@@ -48,24 +51,14 @@ class FusedSequential(nn.Sequential):
         return module
 
 
-class Pair(NamedTuple):
-    """A ReLU, the maximum that follows it, and the position of the ReLU in the container."""
-
-    position: int
-    relu: nn.ReLU
-    pool: Maximum
-
-
 def fuse(model: nn.Module) -> list[Pair]:
-    """Fuse ReLUs and maxima in each `nn.Sequential` of a model, and return the pairs."""
+    """Fuse ReLUs and maxima in each `nn.Sequential` of a model, and return their `pairs`."""
     found: list[Pair] = []
     for module in model.modules():
         unfuse(module)
-        if type(module) is nn.Sequential:
-            of_module = list(pairs(module))
-            if of_module:
-                module.__class__ = FusedSequential
-            found += of_module
+        if type(module) is nn.Sequential and (own := [*pairs(module)]):
+            module.__class__ = FusedSequential
+            found += own
     return found
 
 
@@ -76,7 +69,7 @@ def unfuse(module: nn.Module) -> None:
 
 
 def pairs(container: nn.Sequential) -> Iterator[Pair]:
-    """Yield each ReLU that can be fused with the maximum that follows it.
+    """Yield each ReLU that can be fused with the maximum that follows it, after its position.
 
     No hooks may observe the tensor between them. If the ReLU works in place, nothing else may hold
     its input, which fusing leaves unchanged.
@@ -86,7 +79,7 @@ def pairs(container: nn.Sequential) -> Iterator[Pair]:
         if type(relu) is nn.ReLU and isinstance(pool, Maximum) and type(pool) in _MAXIMA:
             overwrites = relu.inplace and not (type(before) in _NEW_OUTPUT and _is_own(before))
             if not overwrites and _is_own(relu) and _is_own(pool) and pool.may_be_fused():
-                yield Pair(position, relu, pool)
+                yield position, relu, pool
         before = relu
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,11 +9,22 @@ from torch import Tensor, nn
 
 from poolgrad.arguments import below_one
 from poolgrad.functional import FUNCTIONS, families
-from poolgrad.functional.declare import described
-from poolgrad.functional.modules import Placeholder
-from poolgrad.interface import Request
 from poolgrad.torch.arrays import checked, name_of, pools
 from poolgrad.torch.base import Pool, called, constructor, each
+
+
+class Plain(Pool):
+    """Windows without further arguments."""
+
+    @constructor(families.Windows)
+    def __init__(self) -> None: ...
+
+
+class Selecting(Pool):
+    """One input of each window wins."""
+
+    @constructor(families.Selecting)
+    def __init__(self) -> None: ...
 
 
 class Maximum(Pool):
@@ -30,11 +40,7 @@ class Maximum(Pool):
         def in_two() -> Any:
             return super(Maximum, self).forward(x.relu())
 
-        if not self._is_usual(x):
-            return in_two()
-        return (
-            called(function, x, arguments, in_two) if self.converted else function(x, **arguments)
-        )
+        return called(function, x, arguments, in_two) if self._is_usual(x) else in_two()
 
     def may_be_fused(self) -> bool:
         """Whether `rectified` gives the values of PyTorch's class, with no empty window."""
@@ -63,11 +69,8 @@ class _Exported(Pool):
         return self._by_pytorch("avg", x, count_include_pad=count_include_pad)
 
 
-class ReLUMaximum(_Exported):
+class ReLUMaximum(_Exported, Selecting):
     """The maximum of the ReLU."""
-
-    @constructor(families.Selecting)
-    def __init__(self) -> None: ...
 
     note = "It is exported as PyTorch's ReLU and maximum if these compute the same."
 
@@ -185,11 +188,8 @@ class Unpool(Pool):
         return self.function(input, indices, output_size=output_size, **self._arguments())
 
 
-class Lip(Pool):
+class Lip(Plain):
     """Local importance pooling, which takes logits with every call."""
-
-    @constructor(families.Windows)
-    def __init__(self) -> None: ...
 
     required = ("logits",)
     note = "It is called with values and their `logits`."
@@ -212,22 +212,3 @@ class Lip(Pool):
             If an argument does not suit the windows.
         """
         return self.function(x, logits, **self._arguments())
-
-
-class Global(Pool):
-    """Pooling over all axes but batch and channels."""
-
-    note = "There may be any number of leading axes."
-
-    @classmethod
-    def _limited(cls, pool: Any) -> Any:
-        """Return the function, limited to inputs with this number of axes: it accepts others."""
-        x_like = Placeholder((1,) * (cls.dims + 2))
-
-        def describe(x: Any, **given: Any) -> Request:
-            request: Request = pool.describe(x_like, **given)
-            return replace(request, x=x)
-
-        name = f"{pool.__name__}{cls.dims}d"
-        limited = globals()[name] = described(describe, name, __name__)
-        return limited

@@ -14,7 +14,7 @@ from torch import Tensor
 from poolgrad.portable.arrays import namespace
 from poolgrad.portable.geometry import Geometry
 from poolgrad.torch.arrays import checked
-from poolgrad.torch.derivatives import is_inference
+from poolgrad.torch.derivatives import is_inference, save
 from poolgrad.windows import Layout
 
 Map = Callable[..., Tensor]
@@ -33,8 +33,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, *constants, ctx.map, ctx.transpose = inputs
-        ctx.save_for_backward(*constants)
-        ctx.save_for_forward(*constants)
+        save(ctx, (*constants,))
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> Any:

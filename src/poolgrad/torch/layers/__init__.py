@@ -14,34 +14,27 @@ Each family is tested by a file of ``tests/layers``, and all of them by
 ``tests/layers/test_common.py``.
 """
 
-from poolgrad.torch.layers.attention import AttentionPool2d, AttentionPoolLatent
-from poolgrad.torch.layers.blur import BlurConv2d, BlurPool2d, MaxBlurPool2d
-from poolgrad.torch.layers.gated import GatedPool2d, TreePool2d
-from poolgrad.torch.layers.heads import HEADS, Head, make_head
-from poolgrad.torch.layers.lip import LIP2d
-from poolgrad.torch.layers.polyphase import AdaptivePolyphasePool2d
-from poolgrad.torch.layers.power import GeM2d, LogSumExp2d
-from poolgrad.torch.layers.pyramid import SpatialPyramidPool2d
-from poolgrad.torch.layers.regions import RoIAlign2d, RoIPool2d
-from poolgrad.torch.layers.stochastic import S3Pool2d
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "HEADS",
-    "AdaptivePolyphasePool2d",
-    "AttentionPool2d",
-    "AttentionPoolLatent",
-    "BlurConv2d",
-    "BlurPool2d",
-    "GatedPool2d",
-    "GeM2d",
-    "Head",
-    "LIP2d",
-    "LogSumExp2d",
-    "MaxBlurPool2d",
-    "RoIAlign2d",
-    "RoIPool2d",
-    "S3Pool2d",
-    "SpatialPyramidPool2d",
-    "TreePool2d",
-    "make_head",
-]
+from poolgrad.torch.layers.attention import AttentionPool2d as AttentionPool2d
+from poolgrad.torch.layers.attention import AttentionPoolLatent as AttentionPoolLatent
+from poolgrad.torch.layers.blur import BlurConv2d as BlurConv2d
+from poolgrad.torch.layers.blur import BlurPool2d as BlurPool2d
+from poolgrad.torch.layers.blur import MaxBlurPool2d as MaxBlurPool2d
+from poolgrad.torch.layers.gated import GatedPool2d as GatedPool2d
+from poolgrad.torch.layers.gated import TreePool2d as TreePool2d
+from poolgrad.torch.layers.heads import HEADS as HEADS
+from poolgrad.torch.layers.heads import Head as Head
+from poolgrad.torch.layers.heads import make_head as make_head
+from poolgrad.torch.layers.lip import LIP2d as LIP2d
+from poolgrad.torch.layers.polyphase import AdaptivePolyphasePool2d as AdaptivePolyphasePool2d
+from poolgrad.torch.layers.power import GeM2d as GeM2d
+from poolgrad.torch.layers.power import LogSumExp2d as LogSumExp2d
+from poolgrad.torch.layers.pyramid import SpatialPyramidPool2d as SpatialPyramidPool2d
+from poolgrad.torch.layers.regions import RoIAlign2d as RoIAlign2d
+from poolgrad.torch.layers.regions import RoIPool2d as RoIPool2d
+from poolgrad.torch.layers.stochastic import S3Pool2d as S3Pool2d
+
+if not TYPE_CHECKING:  # type checkers find the names themselves
+    __all__ = ["HEADS", "AttentionPoolLatent", "Head", "make_head"]
+    __all__ += [name for name in globals() if name.endswith("2d")]

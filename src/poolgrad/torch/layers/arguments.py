@@ -86,7 +86,7 @@ class WindowedLayer(Layer):
 
 
 @fx.wrap
-def check_maps(x: Any, channels: int | None = None) -> Tensor:
+def check_maps(x: Any, channels: int | None = None, size: Ints | None = None) -> Tensor:
     """Return `x` if a layer can pool it.
 
     Parameters
@@ -95,6 +95,8 @@ def check_maps(x: Any, channels: int | None = None) -> Tensor:
         The argument of the call.
     channels : int, optional
         Number of channels of the layer; default: any number.
+    size : (int, int), optional
+        Height and width of the maps of the layer; default: any.
 
     Raises
     ------
@@ -102,7 +104,7 @@ def check_maps(x: Any, channels: int | None = None) -> Tensor:
         If `x` is not a floating-point tensor.
     ValueError
         If its shape is not ``(N, C, H, W)`` or ``(C, H, W)``, an axis but the batch is empty, or
-        the channels are not those of the layer.
+        the channels or the size are not those of the layer.
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor, got {brief(x)} ({type(x).__qualname__})")
@@ -117,6 +119,8 @@ def check_maps(x: Any, channels: int | None = None) -> Tensor:
         raise ValueError(
             f"x must have {channels} channels, got {x.shape[-3]} (shape {tuple(x.shape)})"
         )
+    if size is not None and tuple(x.shape[-2:]) != size:
+        raise ValueError(f"x must have height and width {size}, got shape {tuple(x.shape)}")
     return x
 
 
@@ -130,14 +134,6 @@ def batched(x: Tensor) -> Tensor:
 def unbatched(y: Tensor, x: Tensor) -> Tensor:
     """Return the result of ``batched(x)``, without the batch axis if `x` has none."""
     return y if x.dim() == 4 else y[0]
-
-
-@fx.wrap
-def check_size(x: Tensor, size: Ints) -> Tensor:
-    """Return maps that have the height and width of a layer; others are a ValueError."""
-    if tuple(x.shape[-2:]) != size:
-        raise ValueError(f"x must have height and width {size}, got shape {tuple(x.shape)}")
-    return x
 
 
 @fx.wrap

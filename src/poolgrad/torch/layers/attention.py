@@ -87,17 +87,11 @@ class MultiHeadAttention(Layer):
             nn.init.normal_(projection.weight, std=channels**-0.5)
             nn.init.zeros_(projection.bias)
 
-    def _split(self, tokens: Tensor) -> Tensor:
-        """Shape (N, T, C) to (N, heads, T, C / heads)."""
-        split: Tensor = tokens.unflatten(-1, (self.heads, -1))
-        return split.transpose(-3, -2)
-
     def forward(self, queries: Tensor, tokens: Tensor) -> Tensor:
         """Attend from (N, Q, C) to (N, T, C); the result has shape (N, Q, out_channels)."""
-        q = self._split(self.query(queries))
-        k = self._split(self.key(tokens))
-        v = self._split(self.value(tokens))
-        return self.output(_attended(q, k, v).transpose(-3, -2).flatten(-2))
+        projected = self.query(queries), self.key(tokens), self.value(tokens)
+        heads = [t.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for t in projected]
+        return self.output(_attended(*heads).transpose(-3, -2).flatten(-2))
 
 
 class _Attention(Layer):
@@ -182,11 +176,10 @@ class AttentionPool2d(_Attention):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, out_channels)."""
-        x = arguments.check_size(arguments.check_maps(x, self.channels), self.size)
-        batch = arguments.batched(x)
-        mean = exportable.global_average(batch)[:, None]
-        tokens = torch.cat([mean, _tokens(batch)], 1) + self.positions
-        return arguments.unbatched(self.attention(tokens[:, :1], tokens)[:, 0], x)
+        x = arguments.check_maps(x, self.channels, self.size)
+        mean = exportable.global_average(x)[..., None, :]
+        tokens = torch.cat([mean, _tokens(x)], -2) + self.positions
+        return self.attention(tokens[..., :1, :], tokens)[..., 0, :]
 
 
 class AttentionPoolLatent(_Attention):

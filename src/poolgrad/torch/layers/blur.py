@@ -86,31 +86,29 @@ def extend(x: Tensor, height: Pads, width: Pads, mode: str) -> Tensor:
         if mode == "replicate" or (max(height) <= limits[0] and max(width) <= limits[1]):
             with arguments.without_autocast(x):  # it would convert the map to float32
                 return F.pad(x, pads, mode=mode)
-    for axis, size, (before, after) in zip(
-        (-2, -1), shape_of(x)[-2:], (height, width), strict=True
-    ):
+    for axis, (before, after) in ((-2, height), (-1, width)):
         if before or after:
-            low = [_source(i, size, mode) for i in range(-before, 0)]
-            high = [_source(size + i, size, mode) for i in range(after)]
-            x = _extended(x, axis, size, low, high)
+            x = _extended(x, axis, before, after, mode)
     return x
 
 
-def _extended(x: Tensor, axis: int, size: int, low: list[int], high: list[int]) -> Tensor:
-    """Copy the rows `low` before a map and the rows `high` after it.
+def _extended(x: Tensor, axis: int, before: int, after: int, mode: str) -> Tensor:
+    """Copy rows of a map to `before` rows before it and `after` rows after it.
 
     PyTorch's derivatives of its own padding and of a gather use atomics on GPUs; slices do not.
     """
+    size = shape_of(x)[axis]
+    outside = [*range(-before, 0), *range(size, size + after)]
+    sources = [_source(i, size, mode) for i in outside]
 
     def apart(x: Tensor) -> Tensor:
-        rows = [[x.narrow(axis, i, 1) for i in side] for side in (low, high)]
-        return torch.cat([*rows[0], x, *rows[1]], axis)
+        rows = [x.narrow(axis, source, 1) for source in sources]
+        return torch.cat([*rows[:before], x, *rows[before:]], axis)
 
     def together(gy: Tensor) -> Tensor:
-        gx = gy.narrow(axis, len(low), size).clone()
-        copies = [*enumerate(low), *enumerate(high, len(low) + size)]
-        for copy, source in copies:
-            gx.narrow(axis, source, 1).add_(gy.narrow(axis, copy, 1))
+        gx = gy.narrow(axis, before, size).clone()
+        for i, source in zip(outside, sources, strict=True):
+            gx.narrow(axis, source, 1).add_(gy.narrow(axis, before + i, 1))
         return gx
 
     return apart(x) if is_in_graph() else linear(apart, together, x)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from poolgrad.functional import FUNCTIONS, global_avg_pool, global_max_pool
+from poolgrad.functional import FUNCTIONS, global_max_pool
+from poolgrad.functional.modules import limited
 from poolgrad.torch.arrays import pools
 
 Pair = tuple[int, int]
+
+_global_avg_pool2d = limited(FUNCTIONS["global_avg_pool"], 2)
 
 
 @fx.wrap
@@ -20,8 +23,8 @@ def pooled(name: str, x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair 
 
 @fx.wrap
 def global_average(x: Tensor) -> Tensor:
-    """Average every channel, shape (N, C, H, W) to (N, C); exports get PyTorch's operator."""
-    return global_avg_pool(x) if pools(x) else x.mean((-2, -1))
+    """Average every channel, shape (..., C, H, W) to (..., C); exports get PyTorch's operator."""
+    return _global_avg_pool2d(x) if pools(x) else x.mean((-2, -1))
 
 
 @fx.wrap

@@ -67,9 +67,8 @@ class Head(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Score a tensor of shape (N, C, H, W); the scores have shape (N, classes)."""
-        x = arguments.check_maps(x, self.channels)
-        if self.name in ("flatten", "attention"):
-            x = arguments.check_size(x, self.size)
+        size = self.size if self.name in ("flatten", "attention") else None
+        x = arguments.check_maps(x, self.channels, size)
         return arguments.unbatched(self.classify(self.pool(arguments.batched(x))), x)
 
     def extra_repr(self) -> str:

@@ -11,16 +11,12 @@ from torch.nn import functional as F
 from poolgrad.torch.layers import arguments
 from poolgrad.torch.layers.arguments import WindowedLayer, pair, sum_dtype
 from poolgrad.torch.layers.exportable import pooled
-from poolgrad.windows import brief
+from poolgrad.windows import Ints, brief
 
 
 @fx.wrap
 def lip_pool2d(
-    x: Tensor,
-    logits: Tensor,
-    kernel_size: int | tuple[int, int] = 3,
-    stride: int | tuple[int, int] = 2,
-    padding: int | tuple[int, int] = 1,
+    x: Tensor, logits: Tensor, kernel_size: Ints = 3, stride: Ints = 2, padding: Ints = 1
 ) -> Tensor:
     """Average every window with weights that are the softmax of logits in that window.
 
@@ -174,9 +170,9 @@ class LIP2d(WindowedLayer):
     def __init__(
         self,
         channels: int,
-        kernel_size: int | tuple[int, int] = 3,
-        stride: int | tuple[int, int] = 2,
-        padding: int | tuple[int, int] = 1,
+        kernel_size: Ints = 3,
+        stride: Ints = 2,
+        padding: Ints = 1,
         logits: nn.Module | None = None,
     ) -> None:
         super().__init__(channels, kernel_size, stride, padding)

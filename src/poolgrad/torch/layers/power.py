@@ -9,33 +9,35 @@ from array_api_compat import torch as namespace
 from torch import Tensor, fx, nn
 
 from poolgrad.functional import FUNCTIONS
+from poolgrad.functional.modules import limited
 from poolgrad.interface import UnfoldedWindows
 from poolgrad.operators import OPERATORS
 from poolgrad.torch._compat import mode_of
 from poolgrad.torch.arrays import pools
 from poolgrad.torch.base import Pool
 from poolgrad.torch.layers import arguments
-from poolgrad.torch.layers.arguments import batched, number, one_positive, sum_dtype, unbatched
+from poolgrad.torch.layers.arguments import number, one_positive, sum_dtype
 from poolgrad.torch.pools import GlobalLogMeanExpPool2d, GlobalLPPool2d
 from poolgrad.windows import brief
 
+_POOLS = {n: limited(FUNCTIONS[n], 2) for n in ("global_lp_pool", "global_log_mean_exp_pool")}
+
 
 @fx.wrap
-def _pooled(x: Tensor, function: str, given: dict[str, Any], keepdims: bool) -> Tensor:
+def _pooled(x: Tensor, function: str, given: dict[str, Any]) -> Tensor:
     """Call a global function; exported programs get the formula of its operator."""
-    pool: Any = FUNCTIONS[function]
+    pool = _POOLS[function]
     if pools(x):
-        y: Tensor = unbatched(pool(batched(x), keepdims=True, **given), x)
-    else:
-        request = pool.describe(batched(x), keepdims=True, **given)
-        values = x.to(sum_dtype(x)).flatten(-2)
-        valid = values.new_ones(values.shape[-1:], dtype=torch.bool)
-        windows = UnfoldedWindows(values, valid, None, None)
-        argument = request.operands[0].to(values.dtype)
-        with mode_of(values):
-            y = OPERATORS[request.operator].formula(namespace, windows, argument, request.options)
-        y = y.to(x.dtype)[..., None, None]
-    return y if keepdims else y.flatten(-3)
+        return pool(x, **given)
+    request = pool.describe(x, **given)
+    values = x.to(sum_dtype(x)).flatten(-2)
+    valid = values.new_ones(values.shape[-1:], dtype=torch.bool)
+    windows = UnfoldedWindows(values, valid, None, None)
+    argument = request.operands[0].to(values.dtype)
+    with mode_of(values):
+        y = OPERATORS[request.operator].formula(namespace, windows, argument, request.options)
+    y = y.to(x.dtype)
+    return y[..., None, None] if request.keepdims else y
 
 
 class _Learned(Pool):
@@ -75,9 +77,8 @@ class _Learned(Pool):
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C), with `keepdims` to (N, C, 1, 1)."""
         x = arguments.check_maps(x, self.channels)
-        given = self._arguments()
-        keepdims = given.pop("keepdims")
-        return _pooled(x.clamp(min=self.eps) if self.eps else x, self.public, given, keepdims)
+        x = x.clamp(min=self.eps) if self.eps else x
+        return _pooled(x, self.public, self._arguments())
 
     def extra_repr(self) -> str:
         """Return the arguments for `repr`."""

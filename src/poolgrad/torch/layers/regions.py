@@ -7,6 +7,7 @@ from torch import Tensor
 from poolgrad.region_maps import bins
 from poolgrad.regions import roi_align, roi_pool
 from poolgrad.torch.layers.arguments import Layer
+from poolgrad.windows import Ints
 
 
 class RoIPool2d(Layer):
@@ -43,15 +44,16 @@ class RoIPool2d(Layer):
     torch.Size([1, 64, 7, 7])
     """
 
-    shown = ("output_size", "spatial_scale")
+    output_size: Ints
+    spatial_scale: float = 1.0
 
-    def __init__(self, output_size: int | tuple[int, int], spatial_scale: float = 1.0) -> None:
-        super().__init__()
-        self.output_size, self.spatial_scale, *_ = bins(output_size, spatial_scale)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.output_size, self.spatial_scale, *_ = bins(*self.arguments)
 
     def forward(self, input: Tensor, boxes: Tensor | list[Tensor]) -> Tensor:
         """Pool (N, C, H, W) and K boxes to (K, C, output height, output width)."""
-        return roi_pool(input, boxes, self.output_size, self.spatial_scale)
+        return roi_pool(input, boxes, *self.arguments)
 
 
 class RoIAlign2d(Layer):
@@ -92,23 +94,16 @@ class RoIAlign2d(Layer):
     torch.Size([2, 64, 7, 7])
     """
 
-    shown = ("output_size", "spatial_scale", "sampling_ratio", "aligned")
+    output_size: Ints
+    spatial_scale: float = 1.0
+    sampling_ratio: int = -1
+    aligned: bool = False
 
-    def __init__(
-        self,
-        output_size: int | tuple[int, int],
-        spatial_scale: float = 1.0,
-        sampling_ratio: int = -1,
-        aligned: bool = False,
-    ) -> None:
-        super().__init__()
-        wanted = bins(output_size, spatial_scale, sampling_ratio, aligned)
-        self.output_size, self.spatial_scale, _, self.aligned = wanted
-        self.sampling_ratio = int(sampling_ratio)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.output_size, self.spatial_scale, _, self.aligned = bins(*self.arguments)
+        self.sampling_ratio = int(self.sampling_ratio)
 
     def forward(self, input: Tensor, boxes: Tensor | list[Tensor]) -> Tensor:
         """Pool (N, C, H, W) and K boxes to (K, C, output height, output width)."""
-        y: Tensor = roi_align(
-            input, boxes, self.output_size, self.spatial_scale, self.sampling_ratio, self.aligned
-        )
-        return y
+        return roi_align(input, boxes, *self.arguments)

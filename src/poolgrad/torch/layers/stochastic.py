@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from math import comb
 from operator import index
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -14,7 +13,7 @@ from torch.nn.functional import max_pool2d, pad
 from poolgrad import functional
 from poolgrad.torch._compat import mode_of
 from poolgrad.torch.arrays import is_in_graph, pools, shape_of
-from poolgrad.torch.function import known_generator, seeded
+from poolgrad.torch.function import FRONT_END, known_generator, seeded
 from poolgrad.torch.layers.arguments import Layer, check_maps, sum_dtype, without_autocast
 from poolgrad.torch.transposes import linear
 from poolgrad.windows import Ints, brief
@@ -75,17 +74,11 @@ def _dense_maximum(x: Tensor, kernel_size: tuple[int, int]) -> Tensor:
 def _drawn(
     size: int, stride: int, grid: int, generator: torch.Generator | None, device: torch.device
 ) -> Tensor:
-    """Draw the rows or columns that are kept, in ascending order.
-
-    The numbers are drawn on the device of the generator; without one, by the default generator of
-    `device`.
-    """
+    """Draw the rows or columns that are kept, in ascending order."""
+    like = torch.empty(0, dtype=torch.float64, device=device)
     kept = []
-    device = device if generator is None else generator.device
-    # Compilers take no generator that is None.
-    own: dict[str, Any] = {} if generator is None else {"generator": generator}
     for first, strips, n, m in _strips(size, stride, grid):
-        keys = torch.rand(strips, n, dtype=torch.float64, device=device, **own)
+        keys = FRONT_END.drawn(generator, (strips, n), like)
         starts = first + n * torch.arange(strips, dtype=torch.int64, device=device)[:, None]
         kept.append((starts + keys.topk(m).indices.sort().values).flatten())
     return torch.cat(kept)
@@ -105,7 +98,7 @@ def _sampled(
     for axis in (0, 1):
         size = shape_of(y)[axis - 2]
         with seeded(seed):
-            kept = _drawn(size, stride[axis], grid_size[axis], generator, y.device).to(y.device)
+            kept = _drawn(size, stride[axis], grid_size[axis], generator, y.device)
         y = _selected(y, kept, axis - 2, size)
     return y
 
