@@ -164,14 +164,8 @@ def taps_of(size, W: tl.constexpr, INDEX: tl.constexpr):
 
     Planes have any size, and a constant would be one more kernel to compile for each.
     """
-    if W[KERNEL] == 0:
-        return tl.cast(size[0], INDEX), tl.cast(size[1], INDEX), tl.cast(size[2], INDEX)
-    else:
-        return (
-            tl.cast(W[KERNEL], INDEX),
-            tl.cast(W[KERNEL + 1], INDEX),
-            tl.cast(W[KERNEL + 2], INDEX),
-        )
+    K = size if W[KERNEL] == 0 else (W[KERNEL], W[KERNEL + 1], W[KERNEL + 2])
+    return tl.cast(K[0], INDEX), tl.cast(K[1], INDEX), tl.cast(K[2], INDEX)
 
 
 @triton.jit
@@ -196,10 +190,7 @@ def tap_at(t, window, strides, K, W: tl.constexpr):
 @triton.jit
 def state_of(ok, dtype: tl.constexpr, T: tl.constexpr):
     """Zeros to start a `fold` with."""
-    if T[TAPS] > 1:
-        return tl.full((T[ROWS], T[LANES], T[TAPS]), 0, dtype)
-    else:
-        return tl.full(ok.shape, 0, dtype)
+    return tl.full((T[ROWS], T[LANES], T[TAPS]) if T[TAPS] > 1 else ok.shape, 0, dtype)
 
 
 @triton.jit
