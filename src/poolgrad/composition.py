@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from poolgrad.dtypes import FLOATS
 from poolgrad.interface import ComposedOperator, Request
 from poolgrad.operators import OPERATORS
 from poolgrad.pullback import Call, Pullback
-from poolgrad.windows import brief
 
 if TYPE_CHECKING:
     from poolgrad.frontend import FrontEnd
@@ -53,9 +51,8 @@ class Functions(NamedTuple):
 
 @dataclass(eq=False)
 class Composition(Call):
-    """A validated call of a composed operator, and the tape of its pullback."""
+    """A call of a composed operator, and the output and inputs that its tape recorded."""
 
-    tape: Any = None
     y: Any = None
     leaves: Any = ()
 
@@ -75,69 +72,52 @@ class Composition(Call):
 
     def _gradients(self, gy: Any) -> list[Any]:
         with np.errstate(all="ignore"):
-            gradients: list[Any] = self.tape.cotangents(self.y, gy, self.leaves)
+            gradients: list[Any] = self.y.tape.cotangents(self.y, gy, self.leaves)
         return gradients
 
-    def part(self, name: str, x: Any, options: dict[str, Any]) -> Request:
-        """Return a call of another operator with the same windows."""
-        named = OPERATORS[name].options(**options)
-        return Request(name, x, self.request.spec, named, (), self.request.channels_last)
 
-    def combined(self, xp: Functions, pool: Callable[..., Any], x: Any, operand: Any) -> Any:
-        """Compute the output."""
-        operator, layout = self.ready.operator, self.ready.layout
-        assert isinstance(operator, ComposedOperator)
-        wide = xp.astype(x, layout.sum_dtype)
-        wide_operand = None if operand is None else xp.astype(operand, layout.sum_dtype)
-        tiny = 2.0**-1000 if layout.sum_dtype == "float64" else 2.0**-100
-        xp = xp._replace(pooled=layout.pooled, tiny=tiny)
-        y = operator.combine(xp, pool, wide, wide_operand, self.request.options)
-        return xp.astype(y, layout.out_dtype)
+def _part(call: Call, name: str, x: Any, options: dict[str, Any]) -> Request:
+    """Return a call of another operator with the windows of a composition."""
+    named = OPERATORS[name].options(**options)
+    return Request(name, x, call.request.spec, named, (), call.request.channels_last)
 
 
-def _composition(request: Request, front: FrontEnd) -> Composition:
-    x = front.checked_input(request)
-    operand = _operand(request, front, x) if request.operands else None
-    return Composition(front, request, front.prepared(request, x), x, operand)
+def _combined(call: Call, xp: Functions, pool: Callable[..., Any], x: Any, operand: Any) -> Any:
+    """Return the output of a composed operator."""
+    operator, layout = call.ready.operator, call.ready.layout
+    assert isinstance(operator, ComposedOperator)
+    wide = xp.astype(x, layout.sum_dtype)
+    wide_operand = None if operand is None else xp.astype(operand, layout.sum_dtype)
+    tiny = 2.0**-1000 if layout.sum_dtype == "float64" else 2.0**-100
+    xp = xp._replace(pooled=layout.pooled, tiny=tiny)
+    y = operator.combine(xp, pool, wide, wide_operand, call.request.options)
+    return xp.astype(y, layout.out_dtype)
 
 
-def _operand(request: Request, front: FrontEnd, x: Any) -> Any:
-    """Return the second input, checked."""
-    name, expected = OPERATORS[request.operator].operand.name, tuple(x.shape)
-    (given,) = request.operands
-    value = front.asarray(name, given)
-    if front.dtype_name(value) not in FLOATS:
-        came = shown(value.dtype) if hasattr(given, "dtype") else brief(given)
-        raise TypeError(f"{name} must be of a floating dtype, got {came}")
-    if tuple(value.shape) != expected:
-        raise ValueError(f"{name} must have the shape of x, {expected}, got {tuple(value.shape)}")
-    return value
-
-
-def perform(request: Request, front: FrontEnd) -> Any:
+def perform(call: Call) -> Any:
     """Compute a composed operator."""
-    call = _composition(request, front)
+    front = call.front
 
     def pool(name: str, x: Any, **options: Any) -> Any:
-        return front.perform(call.part(name, x, options))
+        return front.perform(_part(call, name, x, options))
 
     # of NumPy's arrays only: PyTorch's compiler does not know this context
     ignores = np.errstate(all="ignore") if isinstance(call.x, np.ndarray) else nullcontext()
     with ignores:
-        y = call.combined(front.functions(call.x), pool, call.x, call.operand)
+        y = _combined(call, front.functions(call.x), pool, call.x, call.operand)
     return front.finished(call, y)
 
 
-def vjp(request: Request, front: FrontEnd) -> tuple[Any, Pullback]:
+def vjp(call: Call) -> tuple[Any, Pullback]:
     """Compute a composed operator and its pullback, for libraries without differentiation."""
     from array_api_compat import array_namespace
 
     from poolgrad.portable.derivative import Recording, Variable, value_of
 
-    call = _composition(request, front)
+    front = call.front
     # Copies, because the caller may change the arrays; the tape and pickling read them.
-    inputs = [front.copied(a) for a in (call.x, call.operand) if a is not None]
     tape = Recording(array_namespace(call.x))
+    leaves = [Variable(tape, front.copied(a)) for a in (call.x, call.operand) if a is not None]
     plain = front.functions(call.x)
 
     def astype(x: Any, dtype: str) -> Any:
@@ -149,22 +129,17 @@ def vjp(request: Request, front: FrontEnd) -> tuple[Any, Pullback]:
         )
 
     def pool(name: str, x: Any, **options: Any) -> Any:
-        y, pullback = front.vjp(call.part(name, x.value, options))
+        y, pullback = front.vjp(_part(call, name, x.value, options))
         return Variable(tape, y, [(x, pullback)])
 
     functions = plain._replace(exp=tape.exp, where=tape.where, astype=astype, constant=value_of)
-    call.leaves = [Variable(tape, value) for value in inputs]
-    call.request, call.x, call.operand = replace(request, x=None, operands=()), None, None
     with np.errstate(all="ignore"):
-        y = call.combined(functions, pool, *call.leaves, *(None,) * (2 - len(inputs)))
-    call.tape, call.y = tape, y
-    return y.value, Pullback(call, None, ())
+        y = _combined(call, functions, pool, *leaves, *(None,) * (2 - len(leaves)))
+    request = replace(call.request, x=None, operands=())
+    return y.value, Pullback(
+        Composition(front, request, call.ready, None, None, y, leaves), None, ()
+    )
 
 
 def _recorded_again(request: Request, front: FrontEnd) -> Call:
-    return vjp(request, front)[1].call
-
-
-def shown(dtype: object) -> str:
-    """Return a dtype as errors show it: ``<U3``, not ``str96``; ``int64``, not ``torch.int64``."""
-    return str(dtype).rpartition(".")[2]
+    return front.vjp(request)[1].call

@@ -13,8 +13,8 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any, ClassVar
 
-from poolgrad import arguments, composition, front_ends
-from poolgrad.composition import Functions, shown
+from poolgrad import arguments, composition, dtypes, front_ends
+from poolgrad.composition import Functions
 from poolgrad.dtypes import FLOATS
 from poolgrad.interface import Buffer, Request, indexed, unpacked, without_split_ties
 from poolgrad.operands import Parameter, Samples, WindowSamples
@@ -104,11 +104,14 @@ class FrontEnd(ABC):
     differentiation : str
         How a framework differentiates its own arrays, for the error of `vjp`; empty if `vjp`
         returns pullbacks.
+    call_type : type
+        The class of its calls.
     """
 
     name: ClassVar[str]
     noun: ClassVar[str]
     differentiation: ClassVar[str] = ""
+    call_type: ClassVar[type[Call]] = Call
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _named, (self.name,)
@@ -200,7 +203,7 @@ class FrontEnd(ABC):
         """Return the input as an array of a dtype that the operator accepts."""
         x, operator = self.asarray("x", request.x), OPERATORS[request.operator]
         if not operator.accepts(self.dtype_name(x)):
-            raise operator.refuse_dtype(shown(x.dtype))
+            raise operator.refuse_dtype(dtypes.name_of(x.dtype))
         return x
 
     def call(self, request: Request) -> Call:
@@ -215,14 +218,14 @@ class FrontEnd(ABC):
             request = replace(request, options=options)
         ready, operand = self.prepared(request, x), OPERATORS[request.operator].operand
         operands = [operand.convert(self, value, x, ready) for value in request.operands]
-        return Call(self, request, ready, x, operands[0] if operands else None)
+        return self.call_type(self, request, ready, x, operands[0] if operands else None)
 
     def perform(self, request: Request) -> Any:
         """Compute the call of a public function."""
         if request.out is not None:
             self.check_out(request.out)
         if OPERATORS[request.operator].composed:
-            return composition.perform(request, self)
+            return composition.perform(FrontEnd.call(self, request))
         call = self.call(request)
         if not request.return_indices:
             y, _ = self.forward(call)
@@ -241,7 +244,7 @@ class FrontEnd(ABC):
         if self.differentiation:
             raise TypeError(f"vjp supports NumPy and Dask arrays; {self.differentiation}")
         if OPERATORS[request.operator].composed:
-            return composition.vjp(request, self)
+            return composition.vjp(FrontEnd.call(self, request))
         call = self.call(request)
         kept = self.kept(call)
         y, residual = self.forward(call, keep=True)
@@ -261,7 +264,7 @@ class FrontEnd(ABC):
     def require_gradient(self, x: Any) -> None:
         """Raise an error unless an array of this dtype has a gradient."""
         if self.dtype_name(x) not in FLOATS:
-            came = shown(x.dtype)
+            came = dtypes.name_of(x.dtype)
             raise TypeError(f"x must be of a floating dtype to have a gradient, got {came}")
 
     def check_out(self, out: Any) -> None:

@@ -421,7 +421,7 @@ class ComposedOperator(Operator):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, it would take a microsecond longer to make
 class Request:
     """A call that a public function passes to a front end.
 

@@ -76,6 +76,7 @@ class NumpyFrontEnd(FrontEnd):
 
     name = "numpy"
     noun = "a NumPy array"
+    call_type = NumpyCall
 
     def asarray(self, name: str, value: Any) -> Array:
         """Return an array that the kernels can read, without a copy if possible."""
@@ -94,8 +95,7 @@ class NumpyFrontEnd(FrontEnd):
         return inner_axis(x.shape, strides, request.spec, request.channels_last)
 
     def call(self, request: Request) -> NumpyCall:
-        made = super().call(request)
-        call = NumpyCall(self, made.request, made.ready, made.x, made.operand)
+        call: Any = super().call(request)
         operand = call.ready.operator.operand
         if operand.count and call.has_kernels:
             size = np.size(call.operand)

@@ -164,17 +164,17 @@ TANGENTS = {
     "tangent with an inner axis out of range": "pushed(NAME, inner=9)",
 }
 INDICES = {  # what is changed in a call that makes indices of routes
-    "other routes": "torch.zeros([*HALF, 1], dtype=torch.uint8), torch.empty(0), FIXED",
-    "floats": "torch.ones(HALF), torch.empty(0), FIXED",
-    "no windows": "KEPT, torch.empty(0), []",
-    "windows with stride 0": f"KEPT, torch.empty(0), {numbers(stride=0)}",
-    "fractional windows without samples": "KEPT, torch.empty(0), WINDOWS['fractional_max']",
+    "other routes": "torch.zeros([*HALF, 1], dtype=torch.uint8), FIXED",
+    "floats": "torch.ones(HALF), FIXED",
+    "no windows": "KEPT, []",
+    "windows with stride 0": f"KEPT, {numbers(stride=0)}",
+    "fractional windows": "KEPT, WINDOWS['fractional_max']",
 }
 
 
 def indices_of(changed: str) -> str:
     changed = changed.replace("KEPT", "torch.zeros(HALF, dtype=torch.uint8)")
-    return f"torch.ops.poolgrad.route_indices(x(), {changed}, False)"
+    return f"torch.ops.poolgrad.max_indices(x(), {changed}, False, 'first', 'bytes')"
 
 
 REFUSED = each(ALL, GRADIENTS) | each(PUSHED, TANGENTS)
@@ -246,7 +246,7 @@ ANSWERED |= {
         "pulled('max', residual0=torch.zeros(1, 1, 1, 1, dtype=torch.uint8).expand(HALF))"
     ),
     "indices of routes beyond": indices_of(
-        "torch.full(HALF, 254, dtype=torch.uint8), torch.empty(0), FIXED"
+        "torch.full(HALF, 254, dtype=torch.uint8), FIXED"
     ),
     "min, bits beyond": (
         "pulled('min', ties='split', residual0=torch.full([*HALF, 1], 255, dtype=torch.uint8))"

@@ -61,7 +61,7 @@ def test_max_ops(name: str, memory: str, ties: str) -> None:
     check(OPS.max_vjp, gy, residual, window, list(x.shape), False, inner, ties, "bytes")
     check(OPS.max_jvp, x.clone().requires_grad_(), residual, window, False, inner, ties, "bytes")
     if ties == "first":
-        check(OPS.route_indices, x, residual, torch.empty(0), window, False)
+        check(OPS.max_indices, x, residual, window, False, ties, "bytes")
 
 
 @pytest.mark.parametrize(("name", "memory"), [c[:2] for c in CHECKED[1:5]])

@@ -24,7 +24,7 @@ warnings.simplefilter("ignore", DeprecationWarning)  # of PyTorch's own forward 
 from torch.func import grad, jvp
 from torch.nn import functional as F
 from poolgrad.torch import accelerate, convert
-from raw_ops import ALL, FIXED, NONLINEAR, WORDS, _kept
+from raw_ops import ALL, FIXED, WORDS, _kept
 
 def zero(t):
     # A slice of a zero tensor: its address is the offset of the slice.
@@ -105,11 +105,10 @@ calls = {
     "roi_pool": ([image, boxes], ([2, 2], 1.0)),
     "roi_pool_backward": ([gy, routes, boxes], (shape,)),
     "roi_pool_gather": ([image, routes, boxes], ([2, 2],)),
-    "route_indices": ([image, torch.ones(2, 3, 4, 4).byte(), image[:0]], (FIXED, False)),
 }
 for name in ALL:
-    for suffix in ("", "_vjp", "_jvp"):
-        if suffix == "_jvp" and name in NONLINEAR:
+    for suffix in ("", "_vjp", "_jvp", "_indices"):
+        if not hasattr(torch.ops.poolgrad, name + suffix):
             continue
         schema = getattr(torch.ops.poolgrad, name + suffix).default._schema
         values = WORDS | _kept(name)
@@ -131,7 +130,8 @@ for name, (tensors, rest) in calls.items():
         same(call, misaligned(given), given)
         for kind in (Subclass, Dispatching):
             same(call, misaligned(given).as_subclass(kind), given.as_subclass(kind))
-        if name == "route_indices" and k == 0:  # only its shape is read
+        names = {"x", "operand"} if name == "stochastic_indices" else {"x"}
+        if name.endswith("_indices") and op.default._schema.arguments[k].name in names:  # not read
             continue
         for kind in (torch.Tensor, Subclass, Dispatching):
             for change in (freed, shrunk):

@@ -65,7 +65,7 @@ for _operator in (*SELECTING, *WEIGHTED, *COMPOSED):
     register(_operator)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Prepared:
     """A validated call of an operator for one layout of arrays, without the arrays.
 

@@ -7,7 +7,9 @@ For an operator ``name`` there are, in ``torch.ops.poolgrad``,
   which takes the input if the operator is nonlinear, and returns the gradient of a learned
   parameter, too,
 * ``name_jvp(t, [operand], *residual, window, channels_last, inner, *options) -> ty``, unless it
-  is nonlinear.
+  is nonlinear,
+* ``name_indices(x, [operand], residual, window, channels_last, *options) -> indices``, if it is
+  selecting: flat positions in the planes of `x`, of which only the shape is read.
 
 Schemas support integers only: `window` is a flattened `WindowSpec`. `_rebuild` turns the
 arguments of such a call into a `Static`, `_flat` a `Static` into arguments; everything else passes
@@ -97,23 +99,28 @@ class Adapter:
         gradients = "(Tensor, Tensor)" if operator.learned else "Tensor"
         tracked = ", bool tracked" * operator.learned
         window, last = "SymInt[] window", f"bool channels_last, int inner{options}"
+        call = f"{window}, bool channels_last{options}"
         schemas = {
-            "": f"(Tensor x, {operand}{window}, bool channels_last{options}{tracked})"
-            f" -> ({outputs})",
+            "": f"(Tensor x, {operand}{call}{tracked}) -> ({outputs})",
             "_vjp": f"(Tensor gy, {held}{window}, SymInt[] shape, {last}) -> {gradients}",
             "_jvp": f"(Tensor t, {held}{window}, {last}) -> Tensor",
+            "_indices": f"(Tensor x, {held}{call}) -> Tensor",
         }
         if operator.nonlinear:
             del schemas["_jvp"]
+        if not operator.selecting:
+            del schemas["_indices"]
         self._tensors = {suffix: names_of_tensors(schema) for suffix, schema in schemas.items()}
         runs = {
-            "": (self.forward, self.fake_forward, self._launches),
-            "_vjp": (self.vjp, self.fake_vjp, self._launches),
-            "_jvp": (self.jvp, self.fake_jvp, self._launches),
+            "": (self.forward, self.fake_forward),
+            "_vjp": (self.vjp, self.fake_vjp),
+            "_jvp": (self.jvp, self.fake_jvp),
+            "_indices": (self.indices, self.fake_indices),
         }
         self.ops = {}
         for suffix, schema in schemas.items():
-            run, fake, launches = (self._of_schema(suffix, function) for function in runs[suffix])
+            functions = (*runs[suffix], self._launches)
+            run, fake, launches = (self._of_schema(suffix, function) for function in functions)
             batched = rule(operator, suffix, len(self._tensors[suffix]))
             name = self.name + suffix
             self.ops[suffix] = define(LIBRARY, name, schema, run, fake, batched, launches)
@@ -144,7 +151,7 @@ class Adapter:
         """Prepare the call that the arguments of a schema describe."""
         first, (window, *rest) = args[0], args[len(self._tensors[suffix]) :]
         spec, shape, tracked = spec_of(window), tuple(first.shape), True
-        if suffix == "":
+        if suffix in ("", "_indices"):
             last, *options = rest
             tracked = not self.operator.learned or options.pop()
             inner = inner_of(first, spec, last)
@@ -289,6 +296,19 @@ class Adapter:
         self._run_kernels("jvp", engine, ready, t, y, operands, kept)
         return y
 
+    def indices(self, static: Static, x: Tensor, *held: Tensor) -> Tensor:
+        """Convert routes to flat positions in the plane of the input."""
+        ready, engine = static.ready, self._engine(static.ready, x)
+        _, operands, (routes,) = self._held(held)
+        buffer = ready.per_output("int64")
+        samples = operands if self.operator.operand.determines_windows else ()
+        if engine is Engine.PORTABLE:
+            return stored(buffer, portable.indices(ready.layout, routes, *samples))
+        ready, indices = engines.with_kernels(engine, ready), allocate(buffer, routes)
+        (routes,), placed = laid_out((routes,), ready.residual), as_operand(ready, samples)
+        ready.kernels.route_indices(routes, indices, placed, torch.get_num_threads())
+        return indices
+
     # Shapes without data; sizes may be symbolic
 
     def fake_forward(self, static: Static, x: Tensor, *operands: Tensor) -> Any:
@@ -304,6 +324,10 @@ class Adapter:
     def fake_jvp(self, static: Static, t: Tensor, *held: Tensor) -> Tensor:
         """Return a tangent of the right shape."""
         return empty(static.ready.output, t)
+
+    def fake_indices(self, static: Static, x: Tensor, *held: Tensor) -> Tensor:
+        """Return indices of the right shape."""
+        return empty(static.ready.per_output("int64"), x)
 
     # Derivatives
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from poolgrad.core import LARGE, TensorSpec, share_threads
+from poolgrad.dtypes import FLOATS, INTEGERS
 from poolgrad.interface import Buffer
 from poolgrad.operators import Prepared, prepare, prepare_uncached
 from poolgrad.torch import _compat, triton
@@ -30,11 +31,7 @@ from poolgrad.windows import WindowSpec, has_memory, inner_axis, unflatten
 
 T = TypeVar("T")
 
-_KNOWN = (
-    "float16", "bfloat16", "float32", "float64",
-    "int8", "uint8", "int16", "int32", "int64", "bool", "uint16", "uint32",
-)  # fmt: skip
-DTYPES = {name: getattr(torch, name) for name in _KNOWN}
+DTYPES = {name: getattr(torch, name) for name in (*FLOATS, *INTEGERS)}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 

@@ -55,7 +55,7 @@ def rule(operator: Operator, suffix: str, tensors: int) -> Callable[..., Any]:
     """
     operand = 1 + bool(operator.nonlinear and suffix)  # the index of the extra operand
     # The indices of the other arguments that depend on the number of axes
-    shape, inner = {"": (-1, -1), "_vjp": (1, 3), "_jvp": (-1, 2)}[suffix]
+    shape, inner = {"_vjp": (1, 3), "_jvp": (-1, 2)}.get(suffix, (-1, -1))
     # The gradient of a learned parameter must not be summed over the batch.
     shared = operator.operand.is_shared
     apart = suffix == "_vjp" and operator.learned

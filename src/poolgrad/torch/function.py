@@ -12,93 +12,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poolgrad import arguments, portable
+from poolgrad import arguments
 from poolgrad.call_cache import is_cacheable
 from poolgrad.composition import Functions
 from poolgrad.dtypes import FLOATS
 from poolgrad.frontend import FrontEnd
-from poolgrad.interface import Request, Selection, indexed, unpacked
+from poolgrad.interface import Request, indexed, unpacked
 from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import OPERATORS, Prepared
 from poolgrad.pullback import Call
-from poolgrad.torch import call_cache, engines
+from poolgrad.torch import call_cache
 from poolgrad.torch._compat import is_transformed, mode_of, without_transforms
 from poolgrad.torch.adapter import ADAPTERS, Static
 from poolgrad.torch.arrays import (
     DTYPES,
-    allocate,
-    as_operand,
     checked,
-    empty,
     inner_of,
     is_in_graph,
     is_transformed_graph,
-    laid_out,
     name_of,
     prepare_call,
     shape_of,
-    spec_of,
-    stored,
 )
-from poolgrad.torch.batching import lead
-from poolgrad.torch.devices import define
-from poolgrad.torch.engines import Engine
-from poolgrad.torch.library import library
-from poolgrad.windows import WindowKind, flatten
-
-LIBRARY = library(__name__)
-
-
-def _define_indices() -> Any:
-    """Define ``route_indices``, which converts routes to flat positions in the plane of `x`.
-
-    `samples` are those of fractional windows, or an empty tensor.
-    """
-
-    def ready_for(x: Tensor, window: list[int], last: bool) -> Prepared:
-        spec = spec_of(window)
-        name = "fractional_max" if spec.kind is WindowKind.FRACTIONAL else "max"
-        inner, dtype = inner_of(x, spec, last), name_of(x.dtype)
-        return prepare_call(name, spec, Selection(), tuple(x.shape), last, inner, dtype)
-
-    def engine_for(x: Tensor, window: list[int], last: bool) -> tuple[Prepared, Engine]:
-        ready = ready_for(x, window, last)
-        return ready, engines.engine_of(ready.operator, ready.options, x)
-
-    def launches(x: Tensor, routes: Tensor, samples: Tensor, *where: Any) -> bool:
-        return engine_for(x, *where)[1] is Engine.TRITON
-
-    def fake(x: Tensor, routes: Tensor, samples: Tensor, window: list[int], last: bool) -> Tensor:
-        return empty(ready_for(x, window, last).per_output("int64"), routes)
-
-    def run(x: Tensor, routes: Tensor, samples: Tensor, window: list[int], last: bool) -> Tensor:
-        ready, engine = engine_for(x, window, last)
-        if engine is Engine.PORTABLE:
-            given = samples if ready.layout.window.fractional else None
-            found = portable.indices(ready.layout, routes, given)
-            return stored(ready.per_output("int64"), found)
-        ready = engines.with_kernels(engine, ready)
-        (routes,) = laid_out((routes,), ready.residual)
-        indices = allocate(ready.per_output("int64"), routes)
-        placed = as_operand(ready, (samples,) * ready.operator.operand.count)
-        threads = torch.get_num_threads()
-        ready.kernels.route_indices(routes, indices, placed, threads)
-        return indices
-
-    def batched(op: Any, info: Any, dims: tuple[Any, ...], *args: Any) -> Any:
-        x, routes, samples, *rest = args
-        if dims[2] is not None or samples.numel():  # otherwise there are none
-            samples = lead(samples, dims[2], info.batch_size).contiguous()
-        return op(x.movedim(dims[0], 0), routes.movedim(dims[1], 0), samples, *rest), 0
-
-    schema = (
-        "(Tensor x, Tensor routes, Tensor samples, SymInt[] window, bool channels_last) -> Tensor"
-    )
-    return define(LIBRARY, "route_indices", schema, run, fake, batched, launches)
-
-
-_route_indices = _define_indices()
-
+from poolgrad.windows import flatten
 
 # The extra operand
 
@@ -166,11 +102,11 @@ class TorchFrontEnd(FrontEnd):
 
     def prepared(self, request: Request, x: Tensor) -> Prepared | None:
         operator = OPERATORS[request.operator]
-        is_needed = operator.composed or operator.operand.uses_layout or is_transformed_graph()
-        if is_in_graph() and not is_needed:
+        in_graph, is_needed = is_in_graph(), operator.composed or operator.operand.uses_layout
+        if in_graph and not (is_needed or is_transformed_graph()):
             return None  # the operator of the graph prepares the call, in each run
         # A graph may run on another memory format than the traced tensor.
-        inner = -1 if is_in_graph() else inner_of(x, request.spec, request.channels_last)
+        inner = -1 if in_graph else inner_of(x, request.spec, request.channels_last)
         where = (shape_of(x), request.channels_last, inner, name_of(x.dtype))
         return prepare_call(request.operator, request.spec, request.options, *where)
 
@@ -197,11 +133,10 @@ class TorchFrontEnd(FrontEnd):
         return (made[0], made[1:]) if adapter.kept else (made, ())
 
     def indices_of(self, call: Call, routes: Tensor) -> Tensor:
-        x, request = call.x.detach(), call.request
-        is_fractional = request.spec.kind is WindowKind.FRACTIONAL
-        samples = call.operand if is_fractional else x.new_empty(0)
-        how = (flatten(request.spec), request.channels_last)
-        return _route_indices(x, routes, samples, *how)
+        request, adapter = call.request, ADAPTERS[call.request.operator]
+        operands = () if call.operand is None else (call.operand,)
+        rest = adapter.arguments(request.spec, request.options, request.channels_last, False)
+        return adapter.ops["_indices"](call.x.detach(), *operands, routes, *rest)
 
     def bound_call(self, request: Request) -> Callable[[Tensor], Any] | None:
         if not is_cacheable(request):

@@ -188,14 +188,16 @@ def is_sequence(value: object) -> TypeGuard[Sequence[object]]:
 
 def flag(name: str, value: object) -> bool:
     """Return an option that is True or False as Python's bool; NumPy's are accepted."""
-    on = to_python(name, value)
+    on = value if isinstance(value, bool) else to_python(name, value)
     if not isinstance(on, bool):
         raise TypeError(f"{name} must be True or False, got {brief(value)}")
     return on
 
 
-def per_axis(name: str, value: object, dims: int, accepted: str = "") -> tuple[int, ...]:
-    """Return one integer for each of `dims` axes, from an integer or a sequence.
+def per_axis(
+    name: str, value: object, dims: int, accepted: str = "", optional: bool = False
+) -> tuple[Any, ...]:
+    """Return one integer (or None, if `optional`) for each axis, from one or a sequence.
 
     Raises
     ------
@@ -204,26 +206,31 @@ def per_axis(name: str, value: object, dims: int, accepted: str = "") -> tuple[i
     """
     accepted = accepted or one_or_each(dims)
     plain = to_python(name, value)
-    if not is_sequence(plain):
-        return (integer(name, plain, value, accepted),) * dims
-    if len(plain) not in (1, dims):
+    given = plain if is_sequence(plain) else [plain]
+    if len(given) not in (1, dims):
         raise ValueError(f"{name} must be {accepted}, got {brief(value)}")
-    numbers = tuple(integer(name, to_python(name, v), value, accepted) for v in plain)
+    numbers = tuple(
+        None if optional and v is None else integer(name, to_python(name, v), value, accepted)
+        for v in given
+    )
     return numbers if len(numbers) == dims else numbers * dims
 
 
-def positive(name: str, value: object, dims: int) -> tuple[int, ...]:
-    """Return one positive integer below 2**61 for each axis, from an integer or a sequence.
+def positive(
+    name: str, value: object, dims: int, accepted: str = "", optional: bool = False
+) -> tuple[Any, ...]:
+    """Return one positive integer below 2**61 for each axis; `accepted`, `optional`: `per_axis`.
 
     Raises
     ------
     TypeError, ValueError
         If a number is not a positive integer below 2**61, or the length is not that of the axes.
     """
-    numbers = per_axis(name, value, dims)
-    if min(numbers) < 1:
+    numbers = per_axis(name, value, dims, accepted, optional)
+    known = [1, *(n for n in numbers if n is not None)]
+    if min(known) < 1:
         raise ValueError(f"{name} must be positive, got {brief(value)}")
-    check_limit(name, numbers, value)
+    check_limit(name, known, value)
     return numbers
 
 

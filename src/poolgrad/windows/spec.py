@@ -6,19 +6,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from poolgrad.windows.arguments import (
-    LIMIT,
-    Pairs,
-    brief,
-    check_limit,
-    flag,
-    integer,
-    is_sequence,
-    one_or_each,
-    padding_pairs,
-    positive,
-    to_python,
-)
+from poolgrad.windows import arguments
+from poolgrad.windows.arguments import LIMIT, Pairs
 
 if TYPE_CHECKING:
     from poolgrad.windows.resolve import Axis
@@ -122,13 +111,13 @@ def fixed(
                 (dilation,) * dims,
                 ceil_mode,
             )
-    kernel = positive("kernel_size", kernel_size, dims)
+    kernel = arguments.positive("kernel_size", kernel_size, dims)
     # PyTorch treats an empty stride as None
-    unset = stride is None or (is_sequence(stride) and not len(stride))
-    strides = kernel if unset else positive("stride", stride, dims)
-    dilations = positive("dilation", dilation, dims)
-    pairs = padding_pairs(padding, dims)
-    ceil = flag("ceil_mode", ceil_mode)
+    unset = stride is None or (arguments.is_sequence(stride) and not len(stride))
+    strides = kernel if unset else arguments.positive("stride", stride, dims)
+    dilations = arguments.positive("dilation", dilation, dims)
+    pairs = arguments.padding_pairs(padding, dims)
+    ceil = arguments.flag("ceil_mode", ceil_mode)
     return WindowSpec(WindowKind.FIXED, kernel, strides, pairs, dilations, ceil)
 
 
@@ -151,20 +140,8 @@ def adaptive(dims: int, output_size: object) -> WindowSpec:
     TypeError, ValueError
         If `output_size` has another form, or a number is not positive or too large.
     """
-    accepted = f"{one_or_each(dims)} (None keeps the size of the input)"
-    plain = to_python("output_size", output_size)
-    sizes = list(plain) if is_sequence(plain) else [plain] * dims
-    if len(sizes) == 1:
-        sizes *= dims
-    if len(sizes) != dims:
-        raise ValueError(f"output_size must be {accepted}, got {brief(output_size)}")
-    outputs = tuple(
-        None if s is None else integer("output_size", s, output_size, accepted) for s in sizes
-    )
-    numbers = [1, *(n for n in outputs if n is not None)]
-    if min(numbers) < 1:
-        raise ValueError(f"output_size must be positive, got {brief(output_size)}")
-    check_limit("output_size", numbers, output_size)
+    accepted = f"{arguments.one_or_each(dims)} (None keeps the size of the input)"
+    outputs = arguments.positive("output_size", output_size, dims, accepted, optional=True)
     return WindowSpec(WindowKind.ADAPTIVE, output_size=outputs)
 
 
@@ -187,8 +164,8 @@ def fractional(dims: int, kernel_size: object, output_size: object) -> WindowSpe
     TypeError, ValueError
         If an argument does not consist of positive integers.
     """
-    kernel = positive("kernel_size", kernel_size, dims)
-    outputs = positive("output_size", output_size, dims)
+    kernel = arguments.positive("kernel_size", kernel_size, dims)
+    outputs = arguments.positive("output_size", output_size, dims)
     return WindowSpec(WindowKind.FRACTIONAL, kernel, output_size=outputs)
 
 
@@ -200,11 +177,7 @@ def whole(dims: int) -> WindowSpec:
 # A spec as a flat list of integers, because PyTorch's custom operators support nothing else.
 # [kind, same padding (0 or 1), ceil_mode (0 or 1), then the kind's numbers, each for every axis].
 
-_NUMBERS = {
-    WindowKind.FIXED: ("kernel_size", "stride", "low", "high", "dilation"),
-    WindowKind.ADAPTIVE: ("output_size",),
-    WindowKind.FRACTIONAL: ("kernel_size", "output_size"),
-}
+_COUNTS = {WindowKind.FIXED: 5, WindowKind.ADAPTIVE: 1, WindowKind.FRACTIONAL: 2}
 _AS_MANY_AS_INPUTS = 0  # stands for None
 
 
@@ -227,37 +200,28 @@ def unflatten(numbers: Sequence[int]) -> WindowSpec:
     ValueError
         If no spec has this form. Direct calls of a custom operator may pass any integers.
     """
-    kinds = {int(kind): kind for kind in WindowKind}
-    kind = kinds.get(numbers[0]) if len(numbers) > 3 else None
-    if kind is None or {*numbers[1:3]} - {0, 1}:
-        raise _wrong(numbers)
-    names, rest = _NUMBERS[kind], tuple(numbers[3:])
-    dims = len(rest) // len(names)
-    if dims not in (1, 2, 3) or len(rest) != dims * len(names) or max(rest) >= LIMIT:
-        raise _wrong(numbers)
-    each = {name: rest[k * dims : (k + 1) * dims] for k, name in enumerate(names)}
-    same, ceil = bool(numbers[1]), bool(numbers[2])
-    least = {"low": 0, "high": 0, "output_size": 0 if kind is WindowKind.ADAPTIVE else 1}
-    if any(min(values) < least.get(name, 1) for name, values in each.items()):
-        raise _wrong(numbers)
-    kernel = each.get("kernel_size", ())
-    if kind is WindowKind.FIXED:
-        if same and any((*each["low"], *each["high"])):
-            raise _wrong(numbers)
-        pairs = tuple(zip(each["low"], each["high"], strict=True))
-        padding: Pairs | Literal["same"] = "same" if same else pairs
-        return WindowSpec(kind, kernel, each["stride"], padding, each["dilation"], ceil)
-    if same or ceil:
-        raise _wrong(numbers)
-    outputs = tuple(None if n == _AS_MANY_AS_INPUTS else n for n in each["output_size"])
-    return WindowSpec(kind, kernel, output_size=outputs)
-
-
-def _wrong(numbers: Sequence[int]) -> ValueError:
-    return ValueError(
+    try:
+        spec = _rebuilt(*numbers)
+        if spec.dims <= 3 and flatten(spec) == [*numbers]:
+            return spec
+    except (TypeError, ValueError):  # no windows at all, whereas `spec` may be other windows
+        pass
+    raise ValueError(
         "window must hold a kind (0 fixed, 1 adaptive, 2 fractional), same padding and "
         "ceil_mode (0 or 1 each), then for each of 1, 2 or 3 axes kernel sizes, strides, low "
         "padding, high padding and dilations (fixed), output sizes, 0 for that of the input "
         "(adaptive), or kernel sizes and output sizes (fractional), each number "
-        f"below 2**61; got {brief(list(numbers))}"
+        f"below 2**61; got {arguments.brief(list(numbers))}"
     )
+
+
+def _rebuilt(kind: int, same: int, ceil: int, *rest: int) -> WindowSpec:
+    dims = len(rest) // _COUNTS[WindowKind(kind)]
+    first, *others = (rest[k : k + dims] for k in range(0, len(rest), dims))
+    if kind == WindowKind.ADAPTIVE:
+        return adaptive(dims, [None if n == _AS_MANY_AS_INPUTS else n for n in first])
+    if kind == WindowKind.FRACTIONAL:
+        return fractional(dims, first, *others)
+    stride, low, high, dilation = others
+    padding = "same" if same else list(zip(low, high, strict=True))
+    return fixed(dims, first, stride, padding, dilation, bool(ceil))
