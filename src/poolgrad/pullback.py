@@ -210,18 +210,16 @@ class Pullback(Generic[A]):
         shared, layout = self._has_shared_wins("winners"), self._require_numpy()
         if shared:
             _, columns, _ = self._entries()
-            wins = np.bincount(columns, minlength=math.prod(layout.in_shape))
-            return wins.reshape(layout.in_shape)
-        indices = self.call.front.indices_of(self.call, self._residual[0])
-        sizes = [axis.size for axis in layout.window.axes]
-        last = range(indices.ndim - len(sizes), indices.ndim)
-        moved = np.moveaxis(indices, layout.pooled, last)  # planes first
-        flat = moved.reshape(-1, math.prod(layout.window.out))
-        planes = np.arange(len(flat))[:, None] * math.prod(sizes)
-        count = len(flat) * math.prod(sizes)
-        wins = np.bincount((flat + planes)[flat >= 0], minlength=count)
-        full = wins.reshape(*moved.shape[: -len(sizes)], *sizes)
-        return np.ascontiguousarray(np.moveaxis(full, last, layout.pooled))
+        else:
+            indices = self.call.front.indices_of(self.call, self._residual[0])
+            where = list(np.nonzero(indices >= 0))
+            sizes = [axis.size for axis in layout.window.axes]
+            found = np.unravel_index(indices[tuple(where)], sizes)
+            for axis, positions in zip(layout.pooled, found, strict=True):
+                where[axis] = positions
+            columns = np.ravel_multi_index(where, layout.in_shape)
+        wins = np.bincount(columns, minlength=math.prod(layout.in_shape))
+        return wins.reshape(layout.in_shape)
 
     def matrix(self) -> csr_array:
         """Compute the Jacobian: ``d y.ravel()[i] / d x.ravel()[j]`` in row i, column j.
@@ -295,11 +293,6 @@ def _unpickled(call: Call, x: Any, residual: tuple[Any, ...]) -> Pullback:
     return Pullback(call, x, call.front.laid_out(residual, call.ready.residual))
 
 
-def _hull(axis: Axis, output: int) -> tuple[int, int]:
-    inputs = [i for _, i in axis.taps(output)]
-    return (inputs[0], inputs[-1]) if inputs else (0, -1)
-
-
 def _colours(axis: Axis) -> int:
     """Return the smallest distance of outputs whose windows do not overlap."""
     if axis.adaptive:
@@ -311,6 +304,6 @@ def _owner(axis: Axis, colour: int, colours: int) -> NDArray[np.int64]:
     """Return, for each input, the output of this colour whose window contains it."""
     owner = np.zeros(axis.size, np.int64)
     for output in range(colour, axis.out, colours):
-        first, last = _hull(axis, output)
-        owner[first : last + 1] = output
+        for _, i in axis.taps(output):
+            owner[i] = output
     return owner

@@ -114,7 +114,8 @@ _PULLBACKS: dict[str, Callable[..., Sequence[Pullback | None]]] = {
     "neg": lambda xp, y, a: (lambda g: -g,),
     "sub": lambda xp, y, a, b: (lambda g: g, lambda g: -g),
     "mul": lambda xp, y, a, b: (lambda g: g * b, lambda g: g * a),
-    "truediv": lambda xp, y, a, b: (lambda g: g / b, lambda g: -g * y / b),
+    # Not from `y`, which may be the result that the caller changes.
+    "truediv": lambda xp, y, a, b: (lambda g: g / b, lambda g: -g * (a / b) / b),
     "pow": lambda xp, y, a, power: (lambda g: g * (power * a ** (power - 1)), None),
     "where": lambda xp, y, condition, a, b: (
         None,
@@ -126,6 +127,8 @@ _PULLBACKS: dict[str, Callable[..., Sequence[Pullback | None]]] = {
     "abs": lambda xp, y, a: (lambda g: g * xp.sign(a),),  # 0 at 0
     "astype": lambda xp, y, a, dtype: (lambda g: xp.astype(g, a.dtype), None),
     "expand_dims": lambda xp, y, a, *, axis: (lambda g: xp.reshape(g, a.shape),),
+    "reshape": lambda xp, y, a, shape: (lambda g: xp.reshape(g, a.shape), None),
+    "broadcast_to": lambda xp, y, a, shape: (lambda g: g, None),
     "sum": lambda xp, y, a, *, axis: (
         lambda g: xp.broadcast_to(xp.expand_dims(g, axis=axis), a.shape),
     ),
@@ -165,11 +168,8 @@ class Recording:
         if rule is None or not any(isinstance(a, Variable) for a in args):
             return y
         pullbacks = zip(args, rule(self.xp, y, *values, **options), strict=True)
-        return Variable(
-            self,
-            y,
-            [(a, self._summed_to(a.shape, p)) for a, p in pullbacks if isinstance(a, Variable)],
-        )
+        known = [(a, p) for a, p in pullbacks if isinstance(a, Variable)]
+        return Variable(self, y, [(a, self._summed_to(a.shape, p)) for a, p in known])
 
     def _summed_to(self, shape: tuple[int, ...], pullback: Any) -> Pullback:
         """Return the pullback with a sum over the axes that were broadcast."""

@@ -135,8 +135,8 @@ def formula(
     dtype = _formula_dtype(xp, operator, x, layout)
     values = geometry.unfold(converted(xp, planes(xp, layout, x), dtype))
     windows = geometry.windows._replace(values=values)
-    theta = None if theta is None else _each_plane(xp, layout, theta, dtype)
-    return restored(xp, layout, operator.formula(xp, windows, theta, options))
+    argument = _each_plane(xp, layout, theta, dtype)
+    return restored(xp, layout, operator.formula(xp, windows, argument, options))
 
 
 def without_winner(ready: Prepared, residual: tuple[Any, ...]) -> Any:
@@ -219,6 +219,8 @@ def _formula_dtype(xp: Any, operator: Operator, x: Any, layout: Layout) -> str:
 
 def _each_plane(xp: Any, layout: Layout, theta: Any, dtype: str) -> Any:
     """Reshape a learned parameter to (planes, 1, ...), or to (1, ...) for one number."""
+    if theta is None:
+        return None
     dims, value = len(layout.pooled), converted(xp, theta, dtype)
     if math.prod(value.shape) == 1:
         return xp.reshape(value, (1,) * (1 + dims))
@@ -231,26 +233,15 @@ def _nonlinear_vjp(xp: Any, ready: Prepared, gy: Any, x: Any, operand: Any) -> t
     dtype = _formula_dtype(xp, operator, x, layout)
     tape = Recording(xp)
     values = Variable(tape, geometry.unfold(converted(xp, planes(xp, layout, x), dtype)))
-    theta = None
-    if operator.learned:
-        theta = Variable(tape, _each_plane(xp, layout, operand, dtype))
+    theta = Variable(tape, operand) if operator.learned else None
     windows = geometry.windows._replace(values=values)
-    y = operator.formula(tape, windows, theta, ready.options)
+    argument = _each_plane(tape, layout, theta, dtype)
+    y = operator.formula(tape, windows, argument, ready.options)
     wide = converted(xp, planes(xp, layout, gy), dtype)
     leaves = [values] if theta is None else [values, theta]
     parts, *slopes = tape.cotangents(y, wide, leaves)
     gx = restored(xp, layout, geometry.fold(xp.where(windows.valid, parts, 0.0)))
-    gx = xp.astype(gx, gy.dtype)
-    return gx, _theta_gradient(xp, slopes[0], operand) if slopes else None
-
-
-def _theta_gradient(xp: Any, slopes: Any, theta: Any) -> Any:
-    """Sum the gradients of planes to the gradient of a learned parameter."""
-    if math.prod(theta.shape) != 1:  # one for each channel, the last of the leading axes
-        count = theta.shape[0]
-        rows = xp.reshape(slopes, (math.prod(slopes.shape) // max(count, 1), count))
-        slopes = xp.sum(rows, axis=0, dtype=slopes.dtype)
-    return xp.reshape(xp.astype(slopes, theta.dtype), theta.shape)
+    return xp.astype(gx, gy.dtype), slopes[0] if slopes else None
 
 
 # Unpooling: the last of several values with one index is kept

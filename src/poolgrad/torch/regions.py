@@ -176,15 +176,13 @@ class _Operator:
         return (made, made.new_empty(out_shape, dtype=torch.int32)) if self._finds_winners else made
 
     def _keep(self, ctx: Any, static: _Values, given: tuple[Tensor, ...], output: Any) -> None:
-        x, *constants = given
-        sizes, *how = ctx.values = static.values
-        plane = x.shape[2:] if self._is_transpose else x.shape
-        ctx.of_transpose = [tuple(plane), *how]
-        if self._finds_winners:
+        (x, *constants), values = given, static.values
+        if self._finds_winners:  # its derivative is that of `roi_pool_gather`
             ctx.set_materialize_grads(False)
             ctx.mark_non_differentiable(output[1])
-            ctx.values, ctx.of_transpose = (sizes,), [tuple(plane)]
-            constants = [output[1], *constants]
+            constants, values = [output[1], *constants], values[:1]
+        plane = x.shape[2:] if self._is_transpose else x.shape
+        ctx.values, ctx.of_transpose = values, [tuple(plane), *values[1:]]
         save(ctx, (*constants,))
 
     def _backward(self, ctx: Any, gy: Tensor | None, *unused: Any) -> tuple[Any, ...]:

@@ -51,16 +51,6 @@ def aligned(n, UNIT: tl.constexpr):
 
 
 @triton.jit
-def rows_and_lanes(lanes, INDEX: tl.constexpr, T: tl.constexpr):
-    """Rows (ROWS, 1) and lanes (1, LANES) of this program's tile."""
-    program = tl.program_id(0).to(INDEX)
-    blocks = tl.cdiv(lanes, T[LANES])
-    row = program // blocks * T[ROWS] + tl.arange(0, T[ROWS])
-    lane = program % blocks * T[LANES] + tl.arange(0, T[LANES])
-    return row[:, None], lane[None, :]
-
-
-@triton.jit
 def prologue(
     rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w, planes, s_p, s_n, s_d, s_h, s_w, s_c,
     OF_INPUTS: tl.constexpr, INDEX: tl.constexpr, T: tl.constexpr,
@@ -77,7 +67,10 @@ def prologue(
     out = (out_d, out_h, aligned(out_w, T[ALIGN + 2]))
     s_p, s_n = aligned(s_p, T[ALIGN + 3]), aligned(s_n, T[ALIGN + 3])
     s_d, s_h = aligned(s_d, T[ALIGN + 3]), aligned(s_h, T[ALIGN + 3])
-    row, lane = rows_and_lanes(lanes, INDEX, T)
+    program = tl.program_id(0).to(INDEX)
+    blocks = tl.cdiv(lanes, T[LANES])
+    row = (program // blocks * T[ROWS] + tl.arange(0, T[ROWS]))[:, None]
+    lane = (program % blocks * T[LANES] + tl.arange(0, T[LANES]))[None, :]
     if T[CHANNELS_LAST]:
         s_w = aligned(s_w, T[ALIGN + 3])
         w, line, c = row % row_w, row // row_w, lane

@@ -16,7 +16,6 @@ from poolgrad.torch.triton.routes import route_jvp
 from poolgrad.torch.triton.views import (
     THREADS,
     Axes,
-    Sizes,
     View,
     alignment,
     axes_of,
@@ -56,7 +55,7 @@ class Kernels:
         self.bound: dict[Any, Any] = {}  # see `launch.repeated`
         self.axes = axes_of(layout)
         self.taps = math.prod(a.kernel for a in self.axes)
-        self.out, self.sizes = _sizes(self.axes)
+        self.out, self.sizes = [a.out for a in self.axes], [a.size for a in self.axes]
         self.channels_last = layout.order[-1] not in layout.pooled
         self.channels = layout.in_shape[layout.order[-1]] if self.channels_last else 1
         pooled = math.prod(layout.out_shape[a] for a in layout.pooled)
@@ -292,10 +291,10 @@ class Kernels:
         """
         elements = max(elements, self.taps, target.numel())
         index = index_type(source, *views, axes=self.axes, elements=elements)
-        out, sizes = _sizes(axes)
+        out, sizes = [a.out for a in axes], [a.size for a in axes]
         if is_plane:
             axes, source = self._window_axes(), flattened(source)
-            sizes = source.sizes
+            _, _, *sizes, _ = source.shape
         depth, height, row_w = sizes if of_inputs else out
         last, pairs = self.channels_last, options.get("PAIRS", False)
         if packed_bits and last:
@@ -363,12 +362,6 @@ class Kernels:
         """Allocate an intermediate result of a separable pass."""
         made = like.new_empty((self.planes, *sizes, self.channels), dtype=dtype)
         return contiguous(made, self.planes, sizes, self.channels)
-
-
-def _sizes(axes: Axes) -> tuple[Sizes, Sizes]:
-    """Return the numbers of windows along the axes, and the sizes of the input."""
-    depth, height, width = axes
-    return (depth.out, height.out, width.out), (depth.size, height.size, width.size)
 
 
 def _count(padding: bool, divisor: int) -> str:

@@ -13,7 +13,6 @@ from torch import Tensor
 from poolgrad.windows import Axis, Layout, WindowKind
 
 Axes = tuple[Axis, Axis, Axis]
-Sizes = tuple[int, int, int]
 
 TILE = 1024  # elements of a tile
 THREADS = 128  # of a program: eight elements for each, 128 bits of a 2-byte type
@@ -33,12 +32,6 @@ class View(NamedTuple):
     tensor: Tensor
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-
-    @property
-    def sizes(self) -> Sizes:
-        """The sizes of the pooled axes: depth, height and width."""
-        _, _, depth, height, width, _ = self.shape
-        return depth, height, width
 
 
 def view(tensor: Tensor, layout: Layout) -> View:
