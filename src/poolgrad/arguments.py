@@ -183,7 +183,7 @@ def check_cotangent(
 
 def check_indices(dtype: object, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     """Raise an error unless indices have the dtype int64 and the shape `expected`."""
-    if str(dtype).removeprefix("torch.") != "int64":
+    if str(dtype) != "int64":
         raise TypeError(f"indices must be of dtype int64, got {dtype}")
     if shape != expected:
         raise ValueError(f"indices must have the shape of x, {expected}, got {shape}")

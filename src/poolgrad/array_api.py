@@ -18,11 +18,10 @@ from poolgrad import arguments
 from poolgrad.composition import Functions
 from poolgrad.dtypes import FLOATS, name_of
 from poolgrad.frontend import FrontEnd
-from poolgrad.operators import Prepared
 from poolgrad.portable import engine
 from poolgrad.portable.arrays import converted, placed
 from poolgrad.pullback import Call
-from poolgrad.windows import in_memory
+from poolgrad.windows import Layout, in_memory
 
 
 class PortableFrontEnd(FrontEnd):
@@ -90,8 +89,7 @@ class PortableFrontEnd(FrontEnd):
     def seed(self, value: Any, x: Any) -> Any:
         return self.from_numpy(np.asarray(super().seed(value, x), np.int64), x)
 
-    def samples_below_one(self, samples: Any, ready: Prepared) -> Any:
-        dtype = ready.layout.dtype if ready.layout.dtype in FLOATS else "float32"
+    def samples_below_one(self, samples: Any, dtype: str, x: Any, layout: Layout) -> Any:
         xp = array_namespace(samples)
         return xp.minimum(converted(xp, samples, dtype), arguments.below_one(dtype))
 

@@ -8,8 +8,8 @@ csrc/python/bindings.cpp defines the compiled module and describes its classes a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 from poolgrad.windows import Axis, Layout, brief
 
@@ -49,12 +49,10 @@ def instruction_sets() -> list[str]:
 def _default_threads() -> int:
     for name in ("POOLGRAD_NUM_THREADS", "OMP_NUM_THREADS"):
         value = os.environ.get(name, "").strip()
-        if value:
-            if not value.isdigit() or not 1 <= int(value) <= _MAX_THREADS:
-                if name == "OMP_NUM_THREADS":  # may be a list for nested regions, which is ignored
-                    continue
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        if value.isdigit() and 1 <= int(value) <= _MAX_THREADS:
             return int(value)
+        if value and name != "OMP_NUM_THREADS":  # a list for nested regions is ignored
+            raise ValueError(f"{name} must be a positive integer, got {value!r}")
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -153,24 +151,10 @@ if (_streamed := _bytes_set("POOLGRAD_STREAM_BYTES")) is not None:
     _kernels.limit_nontemporal_stores(_streamed)
 
 
-class Cache(NamedTuple):
-    """Memory of large results that is reused for later results.
-
-    Attributes
-    ----------
-    empty : callable
-        Frees what no result uses.
-    use : callable
-        Returns the bytes that results use, and the bytes that are kept for later results.
-    """
-
-    empty: Callable[[], None]
-    use: Callable[[], tuple[int, int]]
-
-
-# The cache of the compiled kernels, for NumPy arrays and scratch memory; a front end with a cache
-# of its own adds it.
-CACHES = [Cache(_kernels.empty_cache, _kernels.cache_use)]
+# Memory of large results that is reused for later results: `empty` frees what no result uses, `use`
+# returns the bytes that results use and those that are kept. The first cache is that of NumPy
+# arrays and scratch memory; a front end with a cache of its own adds it.
+CACHES: list[Any] = [SimpleNamespace(empty=_kernels.empty_cache, use=_kernels.cache_use)]
 
 
 def empty_cache() -> None:

@@ -20,7 +20,7 @@ from poolgrad.interface import Buffer, Request, indexed, unpacked, without_split
 from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import OPERATORS, Prepared, prepare
 from poolgrad.pullback import Call, Pullback
-from poolgrad.windows import brief
+from poolgrad.windows import Layout, brief
 
 # First part of the name of an array's module -> name of the front end.
 _LIBRARIES = {name: name for name in ("numpy", "torch", "jax", "dask", "xarray")}
@@ -297,6 +297,7 @@ class FrontEnd(ABC):
         """Convert a number, or one for each channel, to the dtype of sums."""
         if not self.is_own(value):
             return self.from_numpy(operand.checked(value, ready), x)
+        value = self.asarray(operand.name, value)
         dtype = self.dtype_name(value)
         if dtype not in arguments.REALS:
             raise arguments.refuse_numbers(operand.name, dtype)
@@ -314,18 +315,19 @@ class FrontEnd(ABC):
         if given is None:
             given = self.drawn(value.generator, arguments.samples_shape(layout), x)
         elif self.is_own(given):
+            given = self.asarray(operand.name, given)
             arguments.check_samples_dtype(self.dtype_name(given))
             arguments.check_samples_shape(self.shape_of(given), layout)
         else:
             given = self.from_numpy(operand.checked(given, layout), x)
-        return self.samples_below_one(given, ready)
+        return self.samples_below_one(given, operand.accepted(layout)[0], x, layout)
 
-    def samples_below_one(self, samples: Any, ready: Prepared) -> Any:
-        """Round samples to the dtype of the input, below 1."""
+    def samples_below_one(self, samples: Any, dtype: str, x: Any, layout: Layout) -> Any:
+        """Round samples to a dtype, below 1, in the shape that the kernels take."""
         raise NotImplementedError
 
     def indices(self, value: Any, x: Any) -> Any:
         """Return indices of the shape of the input."""
         given = self.asarray("indices", value)
-        arguments.check_indices(self.dtype_name(given), tuple(given.shape), tuple(x.shape))
+        arguments.check_indices(self.dtype_name(given), self.shape_of(given), self.shape_of(x))
         return given

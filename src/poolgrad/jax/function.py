@@ -15,7 +15,6 @@ from jax import Array
 from poolgrad import arguments
 from poolgrad.buffers import readable
 from poolgrad.composition import Functions
-from poolgrad.dtypes import FLOATS
 from poolgrad.frontend import FrontEnd
 from poolgrad.interface import Request
 from poolgrad.jax.primitives import bound, forward_p
@@ -24,7 +23,7 @@ from poolgrad.operands import Parameter
 from poolgrad.operators import Prepared
 from poolgrad.portable import engine
 from poolgrad.pullback import Call
-from poolgrad.windows import WindowKind, first_pooled, unmasked
+from poolgrad.windows import Layout, WindowKind, first_pooled, unmasked
 
 
 class JaxFrontEnd(FrontEnd):
@@ -122,10 +121,8 @@ class JaxFrontEnd(FrontEnd):
         wide = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize > 2
         return jax.random.uniform(key, shape, x.dtype if wide else jnp.float32)
 
-    def samples_below_one(self, samples: Any, ready: Prepared) -> Array:
-        layout = ready.layout
-        dtype = jnp.dtype(layout.dtype if layout.dtype in FLOATS else "float32")
-        most = jnp.asarray(arguments.below_one(dtype.name), dtype)
+    def samples_below_one(self, samples: Any, dtype: str, x: Array, layout: Layout) -> Array:
+        most = jnp.asarray(arguments.below_one(dtype), dtype)
         below = jnp.minimum(jnp.asarray(samples).astype(dtype), most)
         leading = (s for a, s in enumerate(layout.in_shape) if a not in layout.pooled)
         return jax.lax.stop_gradient(below.reshape(*leading, len(layout.pooled)))

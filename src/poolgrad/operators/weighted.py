@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from poolgrad.dtypes import FLOATS
 from poolgrad.interface import (
     ON_CPUS_AND_GPUS,
     Averaging,
@@ -52,10 +53,8 @@ class Avg(Operator):
     integers = True
 
     def result(self, dtype: str) -> str:
-        return {
-            **dict.fromkeys(("int8", "uint8", "int16", "uint16", "bool"), "float32"),
-            **dict.fromkeys(("int32", "uint32", "int64"), "float64"),
-        }.get(dtype, dtype)
+        wide = dtype in ("int32", "uint32", "int64")
+        return dtype if dtype in FLOATS else "float64" if wide else "float32"
 
     def check(self, window: Window, options: Any) -> None:
         if not options.count_include_pad and not options.divisor:

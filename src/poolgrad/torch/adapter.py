@@ -36,7 +36,6 @@ from poolgrad.operators import Prepared, for_each_operator
 from poolgrad.torch import engines, formulas
 from poolgrad.torch._compat import assert_later, mode_of, unwrapped
 from poolgrad.torch.arrays import (
-    DTYPES,
     allocate,
     as_operand,
     check_operand,
@@ -47,6 +46,7 @@ from poolgrad.torch.arrays import (
     name_of,
     prepare_call,
     readable,
+    require,
     spec_of,
     stored,
 )
@@ -251,17 +251,9 @@ class Adapter:
         """Compute the gradient of the input, and of a learned parameter."""
         ready, layout = static.ready, static.ready.layout
         x, operands, residual = self._held(held)
-        dtype = DTYPES[layout.dtype]
-        if gy.shape != layout.out_shape or gy.dtype != dtype:
-            raise ValueError(
-                f"gy must have shape {layout.out_shape} and dtype {dtype}, "
-                f"got {tuple(gy.shape)} and {gy.dtype}"
-            )
-        if x and (x[0].dtype != gy.dtype or x[0].shape != layout.in_shape):
-            raise ValueError(
-                f"x must be {gy.dtype} of shape {layout.in_shape}, "
-                f"got {x[0].dtype} of shape {tuple(x[0].shape)}"
-            )
+        require("gy", gy, ready.output)
+        if x:
+            require("x", x[0], ready.input)
         engine = self._engine(ready, gy)
         if engine is Engine.PORTABLE:
             operand = self._operand(ready, operands, gy)

@@ -320,15 +320,20 @@ def _strides(buffer: Buffer) -> tuple[int, ...]:
     return tuple(strides)
 
 
+def require(name: str, tensor: Tensor, buffer: Buffer) -> None:
+    """Raise ValueError unless the tensor `name` has the dtype and shape of a buffer."""
+    if tensor.dtype != DTYPES[buffer.dtype] or tensor.shape != buffer.shape:
+        raise ValueError(
+            f"{name} must be {buffer.dtype} of shape {buffer.shape}, "
+            f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
+        )
+
+
 def laid_out(tensors: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> tuple[Tensor, ...]:
     """Restore the layout of a residual, which may have changed while it was saved."""
     result = []
     for tensor, buffer in zip(tensors, expected, strict=True):
-        if tensor.shape != buffer.shape or tensor.dtype != DTYPES[buffer.dtype]:
-            raise ValueError(
-                f"residual must be {buffer.dtype} of shape {buffer.shape}, "
-                f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
-            )
+        require("residual", tensor, buffer)
         made = readable("residual", tensor)
         result.append(made if made.stride() == _strides(buffer) else stored(buffer, made))
     return tuple(result)

@@ -15,10 +15,9 @@ from torch import Tensor
 from poolgrad import arguments
 from poolgrad.call_cache import is_cacheable
 from poolgrad.composition import Functions
-from poolgrad.dtypes import FLOATS
 from poolgrad.frontend import FrontEnd
 from poolgrad.interface import Request, indexed, unpacked
-from poolgrad.operands import Parameter, Samples, WindowSamples
+from poolgrad.operands import Parameter
 from poolgrad.operators import OPERATORS, Prepared
 from poolgrad.pullback import Call
 from poolgrad.torch import call_cache
@@ -34,14 +33,9 @@ from poolgrad.torch.arrays import (
     prepare_call,
     shape_of,
 )
-from poolgrad.windows import flatten
+from poolgrad.windows import Layout, flatten
 
 # The extra operand
-
-
-def _as_float64(numbers: Any) -> Tensor:
-    """Return NumPy's numbers as a tensor: PyTorch lacks some of NumPy's dtypes."""
-    return torch.as_tensor(numbers.astype(np.float64), dtype=torch.float64, device="cpu")
 
 
 def known_generator(value: Any) -> torch.Generator | int | None:
@@ -177,15 +171,18 @@ class TorchFrontEnd(FrontEnd):
     def is_own(self, value: Any) -> bool:
         return isinstance(value, Tensor)
 
+    def from_numpy(self, array: Any, x: Tensor) -> Tensor:
+        # PyTorch lacks some of NumPy's dtypes.
+        return torch.as_tensor(array.astype(np.float64), dtype=torch.float64, device=x.device)
+
     def parameter(self, operand: Parameter, value: Any, x: Tensor, ready: Prepared) -> Tensor:
         layout = ready.layout
         if isinstance(value, float) or (type(value) is int and abs(value) < 2**63):
             ready.operator.check_operand([float(value)])
             (number,) = arguments.within([float(value)], layout.sum_dtype)
             return torch.full((), number, dtype=DTYPES[layout.sum_dtype], device=x.device)
-        if not isinstance(value, Tensor):
-            value = _as_float64(arguments.real_numbers(operand.name, value))
-        theta = super().parameter(operand, checked(operand.name, value), x, ready).to(x.device)
+        given = super().parameter(operand, value, x, ready)
+        theta = given.to(x.device, DTYPES[layout.sum_dtype])
         # Without a channel axis there is one number.
         return (theta if layout.channel >= 0 else theta.reshape(())).contiguous()
 
@@ -219,30 +216,14 @@ class TorchFrontEnd(FrontEnd):
         with context:
             return torch.rand(shape, dtype=dtype, device=device, **own).to(x.device)
 
-    def samples(self, operand: WindowSamples, value: Samples, x: Tensor, ready: Prepared) -> Tensor:
-        if value.values is not None:
-            given = value.values
-            if not isinstance(given, Tensor):
-                given = _as_float64(arguments.floating_samples(given))
-            value = value._replace(values=checked(operand.name, given).to(x.device))
-        return super().samples(operand, value, x, ready)
-
-    def samples_below_one(self, samples: Tensor, ready: Prepared) -> Tensor:
-        layout = ready.layout
-        name = layout.dtype if layout.dtype in FLOATS else "float32"
-        dtype, most = DTYPES[name], arguments.below_one(name)
-        narrow = samples.to(dtype)
+    def samples_below_one(self, samples: Tensor, dtype: str, x: Tensor, layout: Layout) -> Tensor:
+        kind, most, samples = DTYPES[dtype], arguments.below_one(dtype), samples.to(x.device)
+        narrow = samples.to(kind)
         # Rounding takes no sample into [0, 1) or out of it: the kernels check.
         narrow = torch.where(samples < 1, narrow.clamp(max=most), narrow)
-        negative = narrow.clamp(max=-torch.finfo(dtype).tiny)
+        negative = narrow.clamp(max=-torch.finfo(kind).tiny)
         narrow = torch.where(samples < 0, negative, narrow)
         return narrow.reshape(arguments.samples_shape(layout)).contiguous()
-
-    def indices(self, value: Any, x: Tensor) -> Tensor:
-        if not isinstance(value, Tensor):
-            raise TypeError(f"indices must be a tensor, got {type(value).__qualname__}")
-        arguments.check_indices(value.dtype, shape_of(value), shape_of(x))
-        return checked("indices", value)
 
 
 FRONT_END = TorchFrontEnd()

@@ -11,7 +11,7 @@ from collections import deque
 import torch
 from torch import Tensor, UntypedStorage
 
-from poolgrad.core import CACHE_LIMIT, CACHES, Cache, advise_huge_pages
+from poolgrad.core import CACHE_LIMIT, CACHES, advise_huge_pages
 from poolgrad.interface import Buffer, with_memory
 from poolgrad.torch._compat import storage_use_count
 
@@ -117,4 +117,4 @@ class Storages:
 
 
 STORAGES = Storages(CACHE_LIMIT)
-CACHES.append(Cache(STORAGES.empty, STORAGES.use))
+CACHES.append(STORAGES)
