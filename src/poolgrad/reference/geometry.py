@@ -32,11 +32,6 @@ class Line(NamedTuple):
     taps: list[list[tuple[int, int]]]
     extents: list[int]
 
-    @property
-    def out(self) -> int:
-        """The number of outputs."""
-        return len(self.taps)
-
 
 def line(spec: WindowSpec, axis: int, size: int) -> Line:
     """Return the windows along one axis of this size, unless they depend on samples."""

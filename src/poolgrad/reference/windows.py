@@ -67,7 +67,7 @@ class Pullback:
                 self._entries = list(self._unpool(call.operand, planes, out))
             else:
                 lines = self._lines(request, call.operand, len(planes))
-                out = tuple(along.out for along in lines[0])
+                out = tuple(len(along.taps) for along in lines[0])
                 self._entries = list(self._pool(request, call.operand, planes, lines, out))
             y = np.zeros((len(planes), *out), dtype_named(layout.out_dtype))
             routes, indices = np.full(y.shape, -1), np.full(y.shape, -1)

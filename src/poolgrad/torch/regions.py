@@ -37,7 +37,7 @@ from poolgrad.region_maps import (
 )
 from poolgrad.torch._compat import assert_later, tracing_state
 from poolgrad.torch.arrays import DTYPES, allocate, checked, compact, name_of
-from poolgrad.torch.batching import one_by_one
+from poolgrad.torch.batching import lead, one_by_one
 from poolgrad.torch.derivatives import differentiable, save
 from poolgrad.torch.devices import define
 from poolgrad.torch.library import library
@@ -206,8 +206,7 @@ class _Operator:
             return made, (0,) * len(made) if isinstance(made, tuple) else 0
         given = list(args)
         for k, d in enumerate(in_dims[:boxes]):
-            t = args[k].unsqueeze(0) if d is None else args[k].movedim(d, 0)
-            given[k] = t.expand(size, *t.shape[1:]).movedim(0, 1).flatten(1, 2)
+            given[k] = lead(args[k], d, size).movedim(0, 1).flatten(1, 2)
         if self._is_transpose:
             images, channels, *plane = args[self._tensors]
             given[self._tensors] = [images, channels * size, *plane]

@@ -58,11 +58,18 @@ class Kernels:
         self.out, self.sizes = [a.out for a in self.axes], [a.size for a in self.axes]
         self.channels_last = layout.order[-1] not in layout.pooled
         self.channels = layout.in_shape[layout.order[-1]] if self.channels_last else 1
-        pooled = math.prod(layout.out_shape[a] for a in layout.pooled)
-        self.planes = math.prod(layout.out_shape) // pooled // max(self.channels, 1)
+        self.planes = math.prod(layout.out_shape) // math.prod(self.out) // max(self.channels, 1)
         self.is_plane = all(  # every plane is one window
             a.out == 1 and a.kernel == a.size and not a.lo and a.dilation == 1 for a in self.axes
         )
+        self.windows = self.gradient_axes = self.axes
+        if self.is_plane:
+            # The windows are the same constants for planes of all sizes; a gradient is that of
+            # one axis of memory.
+            depth, height, width = self.sizes
+            self.windows = Axis(depth, 1, 0), Axis(height, 1, 0), Axis(width, 1, 0)
+            size = depth * height * width
+            self.gradient_axes = Axis(1, 1, 1), Axis(1, 1, 1), Axis(size, 1, size, size)
         several = [k for k, a in enumerate(self.axes) if a != Axis(a.size, a.size, 1)]
         # Axes that wide windows are pooled along one after the other, from the outermost
         self.separable = several if len(several) > 1 and not self.is_plane else []
@@ -104,7 +111,7 @@ class Kernels:
         self, gy: Tensor, routes: Tensor, gx: Tensor, samples: None, threads: int
     ) -> None:
         """Fill the gradient of the input; of extremes over wide windows, one axis at a time."""
-        is_wide = math.prod(windows_over(self._gradient_axes())) > UNROLLED
+        is_wide = math.prod(windows_over(self.gradient_axes)) > UNROLLED
         order = self.separable if is_wide else []
         self._gather(view(gy, self.layout), gx, order, routes, "none", 1)
 
@@ -228,7 +235,7 @@ class Kernels:
         """Fill outputs of a nonlinear operator, what backward needs, and the parameter's slope."""
         parameter, numbers = self._parameter(theta, count, x)
         self._launch(
-            nonlinear.nonlinear, view(x, self.layout), self._window_axes(), y,
+            nonlinear.nonlinear, view(x, self.layout), self.windows, y,
             (parameter,), numbers=numbers, written=(*(*residuals, None, None, None)[:3], slope),
             OPERATOR=which, SUM=sum_type(x.dtype),
             KEEP=bool(residuals), SLOPE=slope is not None,
@@ -244,18 +251,11 @@ class Kernels:
         parameter, numbers = self._parameter(theta, count, x)
         kept = (*residuals, *residuals[-1:] * (3 - len(residuals)))
         self._launch(
-            nonlinear.nonlinear_backward, view(gy, self.layout), self._window_axes(),
+            nonlinear.nonlinear_backward, view(gy, self.layout), self.windows,
             gx, (read.tensor, parameter, *kept),
             numbers=(*numbers, read.shape[0], *read.strides), views=(read,), of_inputs=True,
             OPERATOR=which, SUM=sum_type(gx.dtype),
         )  # fmt: skip
-
-    def _window_axes(self) -> Axes:
-        """The windows; those of whole planes are the same constants for planes of all sizes."""
-        if not self.is_plane:
-            return self.axes
-        depth, height, width = self.sizes
-        return Axis(depth, 1, 0), Axis(height, 1, 0), Axis(width, 1, 0)
 
     def _parameter(
         self, theta: Any, count: int, like: Tensor
@@ -293,7 +293,7 @@ class Kernels:
         index = index_type(source, *views, axes=self.axes, elements=elements)
         out, sizes = [a.out for a in axes], [a.size for a in axes]
         if is_plane:
-            axes, source = self._window_axes(), flattened(source)
+            axes, source = self.windows, flattened(source)
             _, _, *sizes, _ = source.shape
         depth, height, row_w = sizes if of_inputs else out
         last, pairs = self.channels_last, options.get("PAIRS", False)
@@ -340,7 +340,7 @@ class Kernels:
         """
         sizes, last = (self.out, self.sizes) if of_inputs else (self.sizes, self.out)
         if not order:
-            axes = self._gradient_axes() if of_inputs else self.axes
+            axes = self.gradient_axes if of_inputs else self.axes
             yield axes, contiguous(result, self.planes, last, self.channels), True
         now = [*sizes]
         for a in order:
@@ -350,13 +350,6 @@ class Kernels:
                 yield axes, self._partial(result, now, dtype), False
             else:
                 yield axes, contiguous(result, self.planes, last, self.channels), True
-
-    def _gradient_axes(self) -> Axes:
-        """The windows of a gradient: a plane that is one window is one axis of memory."""
-        if not self.is_plane:
-            return self.axes
-        size = math.prod(self.sizes)
-        return Axis(1, 1, 1), Axis(1, 1, 1), Axis(size, 1, size, size)
 
     def _partial(self, like: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> View:
         """Allocate an intermediate result of a separable pass."""
