@@ -304,6 +304,5 @@ def _owner(axis: Axis, colour: int, colours: int) -> NDArray[np.int64]:
     """Return, for each input, the output of this colour whose window contains it."""
     owner = np.zeros(axis.size, np.int64)
     for output in range(colour, axis.out, colours):
-        for _, i in axis.taps(output):
-            owner[i] = output
+        owner[[i for _, i in axis.taps(output)]] = output
     return owner

@@ -159,7 +159,7 @@ class Function(Arguments):
         """Return the options of the operator: the arguments of the same names, or the defaults."""
         options = OPERATORS[self.operator].options
         fields = options._field_defaults.items()
-        return options(*(_option(n, getattr(self, n, default), default) for n, default in fields))
+        return options(*[_option(n, getattr(self, n, default), default) for n, default in fields])
 
     def operands(self) -> tuple[Any, ...]:
         """Return the extra operand of the operator: the argument of its name."""

@@ -306,11 +306,11 @@ def allocate(buffer: Buffer, like: Tensor) -> Tensor:
     """Allocate a tensor that the kernels write, in a cached storage if it is large."""
     if small(buffer) or not like.is_cpu:  # PyTorch caches memory on other devices
         return empty(buffer, like)
-    return STORAGES.tensor(buffer, _strides(buffer), DTYPES[buffer.dtype])
+    return STORAGES.tensor(buffer, strides_of(buffer), DTYPES[buffer.dtype])
 
 
 @lru_cache(maxsize=4096)
-def _strides(buffer: Buffer) -> tuple[int, ...]:
+def strides_of(buffer: Buffer) -> tuple[int, ...]:
     """Return the strides of a compact tensor whose axes lie in the order of the buffer."""
     strides = [0] * len(buffer.shape)
     step = 1
@@ -335,7 +335,7 @@ def laid_out(tensors: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> tuple
     for tensor, buffer in zip(tensors, expected, strict=True):
         require("residual", tensor, buffer)
         made = readable("residual", tensor)
-        result.append(made if made.stride() == _strides(buffer) else stored(buffer, made))
+        result.append(made if made.stride() == strides_of(buffer) else stored(buffer, made))
     return tuple(result)
 
 

@@ -23,8 +23,8 @@ from poolgrad.torch.arrays import (
     allocate,
     applied,
     as_operand,
-    empty,
     small,
+    strides_of,
 )
 
 Tensors = tuple[Tensor, ...]
@@ -57,10 +57,9 @@ _CPU = torch.empty(0, dtype=torch.float32, device="cpu")  # only its device is r
 def _maker(buffer: Buffer) -> Callable[[], Tensor]:
     if not small(buffer):
         return partial(allocate, buffer, _CPU)
-    strides = empty(buffer, _CPU).stride()  # known strides save time in PyTorch
-    return partial(
-        torch.empty_strided, buffer.shape, strides, dtype=DTYPES[buffer.dtype], device=_CPU.device
-    )
+    shape, strides = buffer.shape, strides_of(buffer)  # known strides save time in PyTorch
+    dtype, device = DTYPES[buffer.dtype], _CPU.device
+    return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
 
 
 def bound_call(request: Request, ready: Prepared, operands: Tensors) -> Callable[[Tensor], Any]:

@@ -101,7 +101,8 @@ class TorchFrontEnd(FrontEnd):
             return None  # the operator of the graph prepares the call, in each run
         # A graph may run on another memory format than the traced tensor.
         inner = -1 if in_graph else inner_of(x, request.spec, request.channels_last)
-        where = (shape_of(x), request.channels_last, inner, name_of(x.dtype))
+        shape = shape_of(x) if in_graph else tuple(x.shape)
+        where = (shape, request.channels_last, inner, name_of(x.dtype))
         return prepare_call(request.operator, request.spec, request.options, *where)
 
     def perform(self, request: Request) -> Any:
