@@ -23,7 +23,6 @@ from poolgrad.torch.triton.views import (
     flattened,
     in_pairs,
     index_type,
-    only,
     sum_dtype,
     sum_type,
     tile_shape,
@@ -66,9 +65,8 @@ class Kernels:
         if self.is_plane:
             # The windows are the same constants for planes of all sizes; a gradient is that of
             # one axis of memory.
-            depth, height, width = self.sizes
-            self.windows = Axis(depth, 1, 0), Axis(height, 1, 0), Axis(width, 1, 0)
-            size = depth * height * width
+            self.windows = tuple(Axis(size, 1, 0) for size in self.sizes)
+            size = math.prod(self.sizes)
             self.gradient_axes = Axis(1, 1, 1), Axis(1, 1, 1), Axis(size, 1, size, size)
         several = [k for k, a in enumerate(self.axes) if a != Axis(a.size, a.size, 1)]
         # Axes that wide windows are pooled along one after the other, from the outermost
@@ -344,7 +342,8 @@ class Kernels:
             yield axes, contiguous(result, self.planes, last, self.channels), True
         now = [*sizes]
         for a in order:
-            axes = only(self.axes, a, now)
+            others = [Axis(size, size, 1) for size in now]  # not pooled
+            axes = (*others[:a], self.axes[a], *others[a + 1 :])
             now[a] = last[a]
             if a != order[-1]:
                 yield axes, self._partial(result, now, dtype), False

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from poolgrad.windows import Axis, Layout, WindowKind
 
-Axes = tuple[Axis, Axis, Axis]
+Axes = tuple[Axis, ...]  # depth, height and width
 
 TILE = 1024  # elements of a tile
 THREADS = 128  # of a program: eight elements for each, 128 bits of a 2-byte type
@@ -84,13 +84,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 def axes_of(layout: Layout) -> Axes:
     """Depth, height and width; axes that are not pooled have one window of one tap."""
     axes = layout.window.axes
-    return (_IDENTITY,) * (3 - len(axes)) + axes  # type: ignore[return-value]
-
-
-def only(axes: Axes, pooled: int, sizes: Sequence[int]) -> Axes:
-    """Return the windows along axis `pooled`; the other axes, of these sizes, are not pooled."""
-    kept = [a if k == pooled else Axis(sizes[k], sizes[k], 1) for k, a in enumerate(axes)]
-    return kept[0], kept[1], kept[2]
+    return (_IDENTITY,) * (3 - len(axes)) + axes
 
 
 def in_pairs(axis: Axis) -> bool:
