@@ -124,8 +124,8 @@ def vjp(call: Call) -> tuple[Any, Pullback]:
         if not isinstance(x, Variable):
             return plain.astype(x, dtype)
         before = front.dtype_name(x.value)
-        return tape.linear(
-            lambda v: plain.astype(v, dtype), (x,), (lambda g: plain.astype(g, before),)
+        return Variable(
+            tape, plain.astype(x.value, dtype), [(x, lambda g: plain.astype(g, before))]
         )
 
     def pool(name: str, x: Any, **options: Any) -> Any:

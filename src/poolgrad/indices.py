@@ -1,7 +1,7 @@
 """Converts indices of winners between the conventions of libraries.
 
-A `Convention` converts to and from poolgrad's own convention, the flat position in the plane, by
-arithmetic on the indices.
+An index is a position among some axes of the input, in row-major order of these axes. A convention
+determines which axes, and their order.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
 from array_api_compat import is_cupy_array
 
@@ -21,69 +21,13 @@ __all__ = ["convert_indices"]
 LIBRARIES = ("numpy", "torch", "jax", "dask")
 
 
-class Planes(NamedTuple):
-    """The planes of the pooled input, and the plane of each index.
-
-    Attributes
-    ----------
-    sizes : tuple of int
-        Sizes of the pooled axes.
-    channels : int
-        Number of channels.
-    batch, channel : int64 array
-        Batch and channel of the plane of each index; they broadcast with the indices.
-    """
-
-    sizes: tuple[int, ...]
-    channels: int
-    batch: Any
-    channel: Any
-
-    @property
-    def size(self) -> int:
-        """Number of inputs of a plane."""
-        return math.prod(self.sizes)
-
-    @property
-    def start(self) -> Any:
-        """Offsets of the planes in an array of shape (N, C, spatial...)."""
-        return (self.batch * self.channels + self.channel) * self.size
-
-
-class Convention(NamedTuple):
-    """Converts flat positions in a plane to indices, and back."""
-
-    to: Callable[[Any, Planes], Any]
-    back: Callable[[Any, Planes], Any]
-
-
-def _column_major(flat: Any, sizes: Sequence[int]) -> Any:
-    """Convert row-major to column-major positions in a plane of these sizes."""
-    position, stride, rest = 0, 1, math.prod(sizes)
-    for size in sizes:
-        rest //= size
-        position = position + flat // rest * stride
-        flat = flat % rest
-        stride *= size
-    return position
-
-
-CONVENTIONS = {
-    "torch": Convention(lambda i, planes: i, lambda i, planes: i),
-    "onnx": Convention(lambda i, planes: i + planes.start, lambda i, planes: i - planes.start),
-    # Column-major order is row-major order with reversed axes.
-    "onnx_column_major": Convention(
-        lambda i, planes: _column_major(i, planes.sizes) + planes.start,
-        lambda i, planes: _column_major(i - planes.start, planes.sizes[::-1]),
-    ),
-    "tensorflow": Convention(
-        lambda i, planes: i * planes.channels + planes.channel,
-        lambda i, planes: (i - planes.channel) // planes.channels,
-    ),
-    "tensorflow_batch": Convention(
-        lambda i, planes: (i + planes.batch * planes.size) * planes.channels + planes.channel,
-        lambda i, planes: (i - planes.channel) // planes.channels - planes.batch * planes.size,
-    ),
+# The axes that an index counts, the slowest first, among batch, channel and pooled axes.
+CONVENTIONS: dict[str, Callable[..., Sequence[int]]] = {
+    "torch": lambda batch, channel, *pooled: pooled,
+    "onnx": lambda batch, channel, *pooled: (batch, channel, *pooled),
+    "onnx_column_major": lambda batch, channel, *pooled: (batch, channel, *pooled[::-1]),
+    "tensorflow": lambda batch, channel, *pooled: (*pooled, channel),
+    "tensorflow_batch": lambda batch, channel, *pooled: (batch, *pooled, channel),
 }
 
 
@@ -154,18 +98,35 @@ def convert_indices(
             raise ValueError(f"{name} must be one of {accepted}, got {brief(word)}")
     if not isinstance(channels_last, bool):
         raise TypeError(f"channels_last must be True or False, got {brief(channels_last)}")
-    channel_axis = _check_shape(shape, tuple(indices.shape), channels_last)
-    sizes = tuple(shape[1:-1] if channels_last else shape[2:])
-    planes = Planes(sizes, shape[channel_axis], _along(indices, 0), _along(indices, channel_axis))
-    given = _int64(indices)
-    _check_range(given, planes, shape, {source, target})
+    channel = _check_shape(shape, tuple(indices.shape), channels_last)
+    pooled = [axis for axis in range(len(shape)) if axis not in (0, channel)]
+    counted, wanted = (CONVENTIONS[name](0, channel, *pooled) for name in (source, target))
+    own = {axis: _along(indices, axis) for axis in (0, channel)}
+    given, sizes = _int64(indices), [shape[axis] for axis in pooled]
+    _check_range(given, shape, sizes if {source, target} == {"torch"} else shape)
     won = _int64(given != -1)
-    flat = CONVENTIONS[source].back(given, planes)
-    round_trip = CONVENTIONS[source].to(flat, planes)
+    found = _positions(given, counted, shape)
     if has_values:
-        wrong = (flat < 0) | (flat >= planes.size) | (round_trip != given)
+        first = counted[0]
+        wrong = (found[first] < 0) | (found[first] >= shape[first])
+        for axis in own.keys() & found.keys():
+            wrong = wrong | (found[axis] != own[axis])
         _refuse(won * wrong + (given < 0) * (indices > 0), source, shape)  # or uint64 beyond int64
-    return won * (CONVENTIONS[target].to(flat, planes) + 1) - 1
+    found |= own
+    index = found[wanted[0]]
+    for axis in wanted[1:]:
+        index = index * shape[axis] + found[axis]
+    return won * (index + 1) - 1
+
+
+def _positions(index: Any, axes: Sequence[int], shape: Sequence[int]) -> dict[int, Any]:
+    """Return the position along each axis; that along the first exceeds it if the index does."""
+    found = {}
+    for axis in reversed(axes[1:]):
+        found[axis] = index % shape[axis]
+        index = index // shape[axis]
+    found[axes[0]] = index
+    return found
 
 
 def _int64(array: Any) -> Any:
@@ -175,10 +136,10 @@ def _int64(array: Any) -> Any:
     return array.astype(int if name_of(array) == "jax" else "int64")
 
 
-def _check_range(given: Any, planes: Planes, shape: Sequence[int], used: set[str]) -> None:
-    """Raise an error if an index of these conventions may be too large for the integers."""
+def _check_range(given: Any, shape: Sequence[int], counted: Sequence[int]) -> None:
+    """Raise an error if positions among axes of these sizes may be too large for the integers."""
     bits = 32 if "int32" in str(given.dtype) else 64
-    if math.prod(shape if used != {"torch"} else planes.sizes) > 2 ** (bits - 1):
+    if math.prod(counted) > 2 ** (bits - 1):
         hint = ": enable 64-bit types of JAX (jax_enable_x64)" if bits == 32 else ""
         raise ValueError(f"shape must have indices that fit int{bits}, got {tuple(shape)}{hint}")
 

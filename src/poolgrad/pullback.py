@@ -210,18 +210,16 @@ class Pullback(Generic[A]):
         shared, layout = self._has_shared_wins("winners"), self._require_numpy()
         if shared:
             _, columns, _ = self._entries()
-            wins = np.bincount(columns, minlength=math.prod(layout.in_shape))
-            return wins.reshape(layout.in_shape)
-        indices = self.call.front.indices_of(self.call, self._residual[0])
-        sizes = [axis.size for axis in layout.window.axes]
-        last = range(indices.ndim - len(sizes), indices.ndim)
-        moved = np.moveaxis(indices, layout.pooled, last)  # planes first
-        flat = moved.reshape(-1, math.prod(layout.window.out))
-        planes = np.arange(len(flat))[:, None] * math.prod(sizes)
-        count = len(flat) * math.prod(sizes)
-        wins = np.bincount((flat + planes)[flat >= 0], minlength=count)
-        full = wins.reshape(*moved.shape[: -len(sizes)], *sizes)
-        return np.ascontiguousarray(np.moveaxis(full, last, layout.pooled))
+        else:
+            indices = self.call.front.indices_of(self.call, self._residual[0])
+            where = list(np.nonzero(indices >= 0))
+            sizes = [axis.size for axis in layout.window.axes]
+            found = np.unravel_index(indices[tuple(where)], sizes)
+            for axis, positions in zip(layout.pooled, found, strict=True):
+                where[axis] = positions
+            columns = np.ravel_multi_index(where, layout.in_shape)
+        wins = np.bincount(columns, minlength=math.prod(layout.in_shape))
+        return wins.reshape(layout.in_shape)
 
     def matrix(self) -> csr_array:
         """Compute the Jacobian: ``d y.ravel()[i] / d x.ravel()[j]`` in row i, column j.

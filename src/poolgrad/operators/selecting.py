@@ -146,7 +146,11 @@ class Extreme(Routed):
 
     def best(self, xp: Any, windows: UnfoldedWindows) -> tuple[Any, Any]:
         """Return the winning value of windows without NaN, and the output of an empty window."""
-        raise NotImplementedError
+        is_min = self.order == "min"
+        worst = windows.highest if is_min else windows.lowest
+        known = windows.valid & ~_is_nan(windows.values)
+        values = xp.where(known, windows.values, worst)
+        return (xp.min if is_min else xp.max)(values, axis=-1), worst
 
     def choose(self, xp: Any, windows: UnfoldedWindows, draw: Any, options: Any) -> Choice:
         values, valid = windows.values, windows.valid
@@ -182,11 +186,6 @@ class Max(Extreme):
     name = order = "max"
     kernels = ON_CPUS_AND_GPUS
 
-    def best(self, xp: Any, windows: UnfoldedWindows) -> tuple[Any, Any]:
-        known = windows.valid & ~_is_nan(windows.values)
-        values = xp.where(known, windows.values, windows.lowest)
-        return xp.max(values, axis=-1), windows.lowest
-
 
 class ReLUMax(Max):
     """The largest input of each window, or 0 if none is positive; NaN if it contains one."""
@@ -208,11 +207,6 @@ class Min(Extreme):
 
     name = order = "min"
     kernels = ON_CPUS_AND_GPUS
-
-    def best(self, xp: Any, windows: UnfoldedWindows) -> tuple[Any, Any]:
-        known = windows.valid & ~_is_nan(windows.values)
-        values = xp.where(known, windows.values, windows.highest)
-        return xp.min(values, axis=-1), windows.highest
 
 
 class Median(Extreme):

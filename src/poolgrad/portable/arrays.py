@@ -49,22 +49,25 @@ def sum_dtype(xp: Any, x: Any, layout: Layout) -> str:
     return layout.sum_dtype if layout.sum_dtype == "float32" else widest(xp, x)
 
 
-def planes(xp: Any, layout: Layout, x: Any, behind: int = 0) -> Any:
-    """Reshape to (planes, pooled axes, ...); `behind` counts axes after those of the input."""
-    axes = len(layout.in_shape)
-    leading = [a for a in range(axes) if a not in layout.pooled]
-    moved = xp.permute_dims(x, (*leading, *layout.pooled, *range(axes, axes + behind)))
-    return xp.reshape(moved, (_count(layout), *moved.shape[len(leading) :]))
+def planes(xp: Any, layout: Layout, x: Any) -> Any:
+    """Move the pooled axes behind those that are not pooled, and join these: (planes, pooled, ...).
+
+    Axes after those of the input stay there.
+    """
+    outer = _outer(layout)
+    behind = range(len(layout.in_shape), x.ndim)
+    moved = xp.permute_dims(x, (*outer, *layout.pooled, *behind))
+    count = math.prod(layout.in_shape[a] for a in outer)
+    return xp.reshape(moved, (count, *moved.shape[len(outer) :]))
 
 
-def restored(xp: Any, layout: Layout, x: Any, behind: int = 0) -> Any:
+def restored(xp: Any, layout: Layout, x: Any) -> Any:
     """Invert `planes`."""
-    axes = len(layout.in_shape)
-    leading = [a for a in range(axes) if a not in layout.pooled]
-    order = (*leading, *layout.pooled, *range(axes, axes + behind))
-    full = xp.reshape(x, (*(layout.in_shape[a] for a in leading), *x.shape[1:]))
-    return xp.permute_dims(full, tuple(order.index(a) for a in range(axes + behind)))
+    outer = _outer(layout)
+    full = xp.reshape(x, (*(layout.in_shape[a] for a in outer), *x.shape[1:]))
+    order = (*outer, *layout.pooled, *range(len(layout.in_shape), full.ndim))
+    return xp.permute_dims(full, tuple(order.index(a) for a in range(full.ndim)))
 
 
-def _count(layout: Layout) -> int:
-    return math.prod(s for a, s in enumerate(layout.in_shape) if a not in layout.pooled)
+def _outer(layout: Layout) -> list[int]:
+    return [a for a in range(len(layout.in_shape)) if a not in layout.pooled]

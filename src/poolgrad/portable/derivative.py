@@ -8,7 +8,9 @@ step.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 Pullback = Callable[[Any], Any]
@@ -46,48 +48,31 @@ class Variable:
         """The dtype of the array."""
         return self.value.dtype
 
-    @property
-    def ndim(self) -> int:
-        """The number of axes of the array."""
-        return int(self.value.ndim)
+    def __add__(self, other: Any) -> Any:
+        return self.tape.apply(operator.add, self, other)
 
-    def __add__(self, other: Any) -> Variable:
-        return self.tape.linear(lambda a, b: a + b, (self, other), (lambda g: g, lambda g: g))
+    def __neg__(self) -> Any:
+        return self.tape.apply(operator.neg, self)
 
-    __radd__ = __add__
+    def __sub__(self, other: Any) -> Any:
+        return self.tape.apply(operator.sub, self, other)
 
-    def __neg__(self) -> Variable:
-        return self.tape.linear(lambda a: -a, (self,), (lambda g: -g,))
+    def __rsub__(self, other: Any) -> Any:
+        return self.tape.apply(operator.sub, other, self)
 
-    def __sub__(self, other: Any) -> Variable:
-        return self.__add__(-other)
+    def __mul__(self, other: Any) -> Any:
+        return self.tape.apply(operator.mul, self, other)
 
-    def __rsub__(self, other: Any) -> Variable:
-        return (-self).__add__(other)
+    def __truediv__(self, other: Any) -> Any:
+        return self.tape.apply(operator.truediv, self, other)
 
-    def __mul__(self, other: Any) -> Variable:
-        a, b = value_of(self), value_of(other)
-        return self.tape.linear(
-            lambda a, b: a * b, (self, other), (lambda g: g * b, lambda g: g * a)
-        )
+    def __rtruediv__(self, other: Any) -> Any:
+        return self.tape.apply(operator.truediv, other, self)
 
-    __rmul__ = __mul__
+    def __pow__(self, power: int) -> Any:
+        return self.tape.apply(operator.pow, self, power)
 
-    def __truediv__(self, other: Any) -> Variable:
-        a, b = value_of(self), value_of(other)
-        return self.tape.linear(
-            lambda a, b: a / b, (self, other), (lambda g: g / b, lambda g: -g * (a / b) / b)
-        )
-
-    def __rtruediv__(self, other: Any) -> Variable:
-        a, b = other, self.value
-        return self.tape.linear(lambda b: a / b, (self,), (lambda g: -g * (a / b) / b,))
-
-    def __pow__(self, power: int) -> Variable:
-        a = self.value
-        return self.tape.linear(
-            lambda a: a**power, (self,), (lambda g: g * (power * a ** (power - 1)),)
-        )
+    __radd__, __rmul__ = __add__, __mul__
 
     # Comparisons have no derivative.
 
@@ -111,11 +96,51 @@ def value_of(x: Any) -> Any:
     return x.value if isinstance(x, Variable) else x
 
 
+def _of_maximum(xp: Any, y: Any, x: Any, *, axis: int) -> Sequence[Pullback]:
+    """Return the pullback of a maximum along an axis, whose equal winners share the cotangent."""
+    winners = x == xp.expand_dims(y, axis=axis)
+
+    def pullback(g: Any) -> Any:
+        share = g / xp.astype(xp.count_nonzero(winners, axis=axis), x.dtype)
+        return xp.where(winners, xp.expand_dims(share, axis=axis), 0.0)
+
+    return (pullback,)
+
+
+# For each function the pullbacks to its arguments, from the library, the result and the arguments.
+# They may return a cotangent for more elements than the argument has, which was broadcast.
+_PULLBACKS: dict[str, Callable[..., Sequence[Pullback | None]]] = {
+    "add": lambda xp, y, a, b: (lambda g: g, lambda g: g),
+    "neg": lambda xp, y, a: (lambda g: -g,),
+    "sub": lambda xp, y, a, b: (lambda g: g, lambda g: -g),
+    "mul": lambda xp, y, a, b: (lambda g: g * b, lambda g: g * a),
+    # Not from `y`, which may be the result that the caller changes.
+    "truediv": lambda xp, y, a, b: (lambda g: g / b, lambda g: -g * (a / b) / b),
+    "pow": lambda xp, y, a, power: (lambda g: g * (power * a ** (power - 1)), None),
+    "where": lambda xp, y, condition, a, b: (
+        None,
+        lambda g: xp.where(condition, g, 0.0),
+        lambda g: xp.where(condition, 0.0, g),
+    ),
+    "exp": lambda xp, y, a: (lambda g: g * y,),
+    "log": lambda xp, y, a: (lambda g: g / a,),
+    "abs": lambda xp, y, a: (lambda g: g * xp.sign(a),),  # 0 at 0
+    "astype": lambda xp, y, a, dtype: (lambda g: xp.astype(g, a.dtype), None),
+    "expand_dims": lambda xp, y, a, *, axis: (lambda g: xp.reshape(g, a.shape),),
+    "reshape": lambda xp, y, a, shape: (lambda g: xp.reshape(g, a.shape), None),
+    "broadcast_to": lambda xp, y, a, shape: (lambda g: g, None),
+    "sum": lambda xp, y, a, *, axis: (
+        lambda g: xp.broadcast_to(xp.expand_dims(g, axis=axis), a.shape),
+    ),
+    "max": _of_maximum,
+}
+
+
 class Recording:
     """The functions of an array library for arrays and variables, which record pullbacks.
 
-    Functions that are not defined here are applied to the values: they are constant almost
-    everywhere (``floor``, ``count_nonzero``), or return properties of an array.
+    Functions without pullbacks are applied to the values: they are constant almost everywhere
+    (``floor``, ``count_nonzero``), or return properties of an array.
 
     Parameters
     ----------
@@ -131,91 +156,32 @@ class Recording:
         found = getattr(self.xp, name)
         if isinstance(found, type) or not callable(found):
             return found
-        return lambda *args, **kwargs: found(*map(value_of, args), **kwargs)
+        return partial(self.apply, found, name=name)
 
-    def linear(
-        self, function: Callable[..., Any], args: Sequence[Any], pullbacks: Sequence[Pullback]
-    ) -> Variable:
-        """Record a function of variables and constants that broadcasts its arguments."""
-        value = function(*map(value_of, args))
-        sources = [
-            (a, lambda g, a=a, pullback=pullback: self._summed_to(pullback(g), a.shape))
-            for a, pullback in zip(args, pullbacks, strict=True)
-            if isinstance(a, Variable)
-        ]
-        return Variable(self, value, sources)
+    def apply(
+        self, function: Callable[..., Any], *args: Any, name: str = "", **options: Any
+    ) -> Any:
+        """Apply a function to variables and constants; `name` is its name among `_PULLBACKS`."""
+        values = [*map(value_of, args)]
+        y = function(*values, **options)
+        rule = _PULLBACKS.get(name or function.__name__)
+        if rule is None or not any(isinstance(a, Variable) for a in args):
+            return y
+        pullbacks = zip(args, rule(self.xp, y, *values, **options), strict=True)
+        known = [(a, p) for a, p in pullbacks if isinstance(a, Variable)]
+        return Variable(self, y, [(a, self._summed_to(a.shape, p)) for a, p in known])
 
-    def _summed_to(self, g: Any, shape: tuple[int, ...]) -> Any:
-        """Sum the cotangent over the axes that were broadcast."""
-        more = g.ndim - len(shape)
-        stretched = (a for a, n in enumerate(shape, more) if n == 1 and g.shape[a] != 1)
-        axes = (*range(more), *stretched)
-        return self.xp.reshape(self.xp.sum(g, axis=axes, dtype=g.dtype), shape) if axes else g
+    def _summed_to(self, shape: tuple[int, ...], pullback: Any) -> Pullback:
+        """Return the pullback with a sum over the axes that were broadcast."""
 
-    def where(self, condition: Any, a: Any, b: Any) -> Any:
-        """``xp.where``."""
-        if not isinstance(a, Variable) and not isinstance(b, Variable):
-            return self.xp.where(condition, a, b)
-        return self.linear(
-            lambda a, b: self.xp.where(condition, a, b),
-            (a, b),
-            (
-                lambda g: self.xp.where(condition, g, 0.0),
-                lambda g: self.xp.where(condition, 0.0, g),
-            ),
-        )
+        def summed(g: Any) -> Any:
+            g = pullback(g)
+            more = g.ndim - len(shape)
+            stretched = (a for a, n in enumerate(shape, more) if n == 1 and g.shape[a] != 1)
+            axes = (*range(more), *stretched)
+            return self.xp.reshape(self.xp.sum(g, axis=axes, dtype=g.dtype), shape) if axes else g
 
-    def exp(self, x: Any) -> Any:
-        """``xp.exp``."""
-        y = self.xp.exp(value_of(x))
-        return self.linear(lambda _: y, (x,), (lambda g: g * y,))
-
-    def log(self, x: Any) -> Any:
-        """``xp.log``."""
-        return self.linear(self.xp.log, (x,), (lambda g: g / value_of(x),))
-
-    def abs(self, x: Any) -> Any:
-        """``xp.abs``, whose derivative at 0 is 0."""
-        return self.linear(self.xp.abs, (x,), (lambda g: g * self.xp.sign(value_of(x)),))
-
-    def astype(self, x: Any, dtype: Any) -> Any:
-        """``xp.astype``; of a variable from a floating dtype to another."""
-        if not isinstance(x, Variable):
-            return self.xp.astype(x, dtype)
-        return self.linear(
-            lambda v: self.xp.astype(v, dtype), (x,), (lambda g: self.xp.astype(g, x.dtype),)
-        )
-
-    def expand_dims(self, x: Any, *, axis: int) -> Any:
-        """``xp.expand_dims``."""
-        if not isinstance(x, Variable):
-            return self.xp.expand_dims(x, axis=axis)
-        y = self.xp.expand_dims(x.value, axis=axis)
-        return Variable(self, y, [(x, lambda g: self.xp.reshape(g, x.shape))])
-
-    def sum(self, x: Any, *, axis: int) -> Any:
-        """``xp.sum`` over one axis."""
-        if not isinstance(x, Variable):
-            return self.xp.sum(x, axis=axis)
-        y = self.xp.sum(x.value, axis=axis, dtype=x.dtype)
-        return Variable(self, y, [(x, lambda g: self._broadcast(g, x, axis))])
-
-    def max(self, x: Any, *, axis: int) -> Any:
-        """``xp.max`` over one axis; equal winners share the cotangent."""
-        if not isinstance(x, Variable):
-            return self.xp.max(x, axis=axis)
-        y = self.xp.max(x.value, axis=axis)
-        winners = x.value == self.xp.expand_dims(y, axis=axis)
-
-        def pullback(g: Any) -> Any:
-            count = self.xp.count_nonzero(winners, axis=axis)
-            share = g / self.xp.astype(count, x.dtype)
-            return self.xp.where(winners, self._broadcast(share, x, axis), 0.0)
-
-        return Variable(self, y, [(x, pullback)])
-
-    def _broadcast(self, g: Any, x: Variable, axis: int) -> Any:
-        return self.xp.broadcast_to(self.xp.expand_dims(g, axis=axis), x.shape)
+        return summed
 
     def cotangents(self, y: Variable, gy: Any, leaves: Sequence[Variable]) -> list[Any]:
         """Compute the cotangents of `leaves` from the cotangent `gy` of a result `y`.

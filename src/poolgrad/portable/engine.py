@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from poolgrad.dtypes import INTEGERS, name_of
+from poolgrad.dtypes import INTEGERS, limits, name_of
 from poolgrad.interface import Operator
 from poolgrad.operators import Prepared
 from poolgrad.portable import routes
@@ -78,27 +78,30 @@ def vjp(
     xp, operator, layout = namespace(gy), ready.operator, ready.layout
     if not operator.windowed:
         return _unpooled_back(xp, layout, gy, operand), None
-    geometry = _geometry(xp, ready, gy, operand)
     if operator.nonlinear:
-        return _nonlinear_vjp(xp, ready, geometry, gy, x, operand)
-    wide = converted(xp, planes(xp, layout, gy), sum_dtype(xp, gy, layout))
-    kept = _kept(xp, ready, residual)
-    parts = operator.share(xp, wide[..., None], geometry.windows, kept, ready.options)
-    gx = restored(xp, layout, geometry.fold(parts))
-    return xp.astype(gx, gy.dtype), None
+        return _nonlinear_vjp(xp, ready, gy, x, operand)
+    return _linear(xp, ready, gy, operand, residual, transpose=True), None
 
 
 def jvp(ready: Prepared, t: Any, operand: Any, residual: tuple[Any, ...]) -> Any:
     """Compute the tangent of the output for a tangent `t`; not for nonlinear operators."""
-    xp, operator, layout = namespace(t), ready.operator, ready.layout
-    if not operator.windowed:
-        return _unpooled(xp, layout, t, operand)
-    geometry = _geometry(xp, ready, t, operand)
-    wide = converted(xp, planes(xp, layout, t), sum_dtype(xp, t, layout))
+    xp = namespace(t)
+    if not ready.operator.windowed:
+        return _unpooled(xp, ready.layout, t, operand)
+    return _linear(xp, ready, t, operand, residual, transpose=False)
+
+
+def _linear(
+    xp: Any, ready: Prepared, array: Any, operand: Any, residual: tuple[Any, ...], transpose: bool
+) -> Any:
+    """Apply the derivative of a linear operator to a tangent, or its transpose to a cotangent."""
+    layout, geometry = ready.layout, _geometry(xp, ready, array, operand)
+    wide = converted(xp, planes(xp, layout, array), sum_dtype(xp, array, layout))
+    amounts = wide[..., None] if transpose else geometry.unfold(wide)
     kept = _kept(xp, ready, residual)
-    parts = operator.share(xp, geometry.unfold(wide), geometry.windows, kept, ready.options)
-    ty = restored(xp, layout, xp.sum(parts, axis=-1, dtype=parts.dtype))
-    return xp.astype(ty, t.dtype)
+    parts = ready.operator.share(xp, amounts, geometry.windows, kept, ready.options)
+    made = geometry.fold(parts) if transpose else xp.sum(parts, axis=-1, dtype=parts.dtype)
+    return xp.astype(restored(xp, layout, made), array.dtype)
 
 
 def formula(
@@ -132,8 +135,8 @@ def formula(
     dtype = _formula_dtype(xp, operator, x, layout)
     values = geometry.unfold(converted(xp, planes(xp, layout, x), dtype))
     windows = geometry.windows._replace(values=values)
-    theta = None if theta is None else _each_plane(xp, layout, theta, dtype)
-    return restored(xp, layout, operator.formula(xp, windows, theta, options))
+    argument = _each_plane(xp, layout, theta, dtype)
+    return restored(xp, layout, operator.formula(xp, windows, argument, options))
 
 
 def without_winner(ready: Prepared, residual: tuple[Any, ...]) -> Any:
@@ -159,8 +162,7 @@ def _kept(xp: Any, ready: Prepared, residual: tuple[Any, ...]) -> Any:
     """Return one integer for each route, or each bit of winners; None if there are no routes."""
     if not ready.operator.selecting:
         return None
-    behind = residual[0].ndim - len(ready.layout.out_shape)
-    return routes.unpacked(xp, ready, planes(xp, ready.layout, residual[0], behind))
+    return routes.unpacked(xp, ready, planes(xp, ready.layout, residual[0]))
 
 
 # Selecting operators
@@ -171,7 +173,7 @@ def _selected(
 ) -> tuple[Any, tuple[Any, ...]]:
     operator, layout = ready.operator, ready.layout
     exact = converted(xp, planes(xp, layout, x), exact_dtype(name_of(x.dtype)))
-    lowest, highest = _ends(layout.dtype)
+    lowest, highest = limits(layout.dtype)
     windows = geometry.windows._replace(
         values=geometry.unfold(exact), lowest=lowest, highest=highest
     )
@@ -179,21 +181,8 @@ def _selected(
     choice = operator.choose(xp, windows, draw, ready.options)
     winner = xp.take_along_axis(windows.values, choice.winner[..., None], axis=-1)[..., 0]
     y = xp.astype(xp.where(choice.found, winner, choice.empty), x.dtype)
-    residual: tuple[Any, ...] = ()
-    if keep:
-        made = routes.kept(xp, ready, geometry, choice)
-        residual = (restored(xp, layout, made, made.ndim - y.ndim),)
-    return restored(xp, layout, y), residual
-
-
-def _ends(dtype: str) -> tuple[Any, Any]:
-    """Return the lowest and the highest number of a dtype."""
-    if dtype == "bool":
-        return 0, 1
-    if "int" in dtype:
-        bits, signed = int(dtype.lstrip("uint")), not dtype.startswith("u")
-        return -(2 ** (bits - 1)) * signed, 2 ** (bits - signed) - 1
-    return -math.inf, math.inf
+    residual = (routes.kept(xp, ready, geometry, choice),) if keep else ()
+    return restored(xp, layout, y), tuple(restored(xp, layout, kept) for kept in residual)
 
 
 def _logical_shift(z: Any, bits: int) -> Any:
@@ -230,6 +219,8 @@ def _formula_dtype(xp: Any, operator: Operator, x: Any, layout: Layout) -> str:
 
 def _each_plane(xp: Any, layout: Layout, theta: Any, dtype: str) -> Any:
     """Reshape a learned parameter to (planes, 1, ...), or to (1, ...) for one number."""
+    if theta is None:
+        return None
     dims, value = len(layout.pooled), converted(xp, theta, dtype)
     if math.prod(value.shape) == 1:
         return xp.reshape(value, (1,) * (1 + dims))
@@ -237,33 +228,20 @@ def _each_plane(xp: Any, layout: Layout, theta: Any, dtype: str) -> Any:
     return xp.reshape(xp.broadcast_to(value, leading), (math.prod(leading), *(1,) * dims))
 
 
-def _nonlinear_vjp(
-    xp: Any, ready: Prepared, geometry: Geometry, gy: Any, x: Any, operand: Any
-) -> tuple[Any, Any]:
-    operator, layout = ready.operator, ready.layout
+def _nonlinear_vjp(xp: Any, ready: Prepared, gy: Any, x: Any, operand: Any) -> tuple[Any, Any]:
+    operator, layout, geometry = ready.operator, ready.layout, _geometry(xp, ready, gy, operand)
     dtype = _formula_dtype(xp, operator, x, layout)
     tape = Recording(xp)
     values = Variable(tape, geometry.unfold(converted(xp, planes(xp, layout, x), dtype)))
-    leaves = [values]
-    if operator.learned:
-        leaves.append(Variable(tape, _each_plane(xp, layout, operand, dtype)))
+    theta = Variable(tape, operand) if operator.learned else None
     windows = geometry.windows._replace(values=values)
-    theta = leaves[1] if operator.learned else None
-    y = operator.formula(tape, windows, theta, ready.options)
+    argument = _each_plane(tape, layout, theta, dtype)
+    y = operator.formula(tape, windows, argument, ready.options)
     wide = converted(xp, planes(xp, layout, gy), dtype)
+    leaves = [values] if theta is None else [values, theta]
     parts, *slopes = tape.cotangents(y, wide, leaves)
     gx = restored(xp, layout, geometry.fold(xp.where(windows.valid, parts, 0.0)))
-    gx = xp.astype(gx, gy.dtype)
-    return gx, _theta_gradient(xp, slopes[0], operand) if slopes else None
-
-
-def _theta_gradient(xp: Any, slopes: Any, theta: Any) -> Any:
-    """Sum the gradients of planes to the gradient of a learned parameter."""
-    if math.prod(theta.shape) != 1:  # one for each channel, the last of the leading axes
-        count = theta.shape[0]
-        rows = xp.reshape(slopes, (math.prod(slopes.shape) // max(count, 1), count))
-        slopes = xp.sum(rows, axis=0, dtype=slopes.dtype)
-    return xp.reshape(xp.astype(slopes, theta.dtype), theta.shape)
+    return xp.astype(gx, gy.dtype), slopes[0] if slopes else None
 
 
 # Unpooling: the last of several values with one index is kept
@@ -291,29 +269,26 @@ def _owners(xp: Any, layout: Layout, indices: Any) -> tuple[Any, Any, Any]:
 
 
 def _unpooled(xp: Any, layout: Layout, x: Any, indices: Any) -> Any:
-    moved = planes(xp, layout, x)
-    shape = (moved.shape[0], *layout.window.out)
-    if math.prod(moved.shape) == 0:
-        return restored(xp, layout, xp.zeros(shape, dtype=x.dtype, **placed(x)))
     owners, found, _ = _owners(xp, layout, indices)
+    given = planes(xp, layout, x)
     if layout.dtype in INTEGERS:  # PyTorch on CUDA lacks functions of unsigned integers
-        moved = converted(xp, moved, exact_dtype(layout.dtype))
-    values = xp.take(xp.reshape(moved, (math.prod(moved.shape),)), owners, axis=0)
-    y = xp.astype(xp.where(found, values, xp.zeros_like(values)), x.dtype)
-    return restored(xp, layout, xp.reshape(y, shape))
+        given = converted(xp, given, exact_dtype(layout.dtype))
+    y = xp.astype(_taken_where(xp, found, given, owners), x.dtype)
+    return restored(xp, layout, xp.reshape(y, (given.shape[0], *layout.window.out)))
 
 
 def _unpooled_back(xp: Any, layout: Layout, gy: Any, indices: Any) -> Any:
-    moved = planes(xp, layout, gy)
-    sizes = tuple(layout.in_shape[a] for a in layout.pooled)
-    shape = (moved.shape[0], *sizes)
-    if math.prod(shape) == 0:
-        return restored(xp, layout, xp.zeros(shape, dtype=gy.dtype, **placed(gy)))
     owners, _, positions = _owners(xp, layout, indices)
     inside = positions < owners.shape[0]
     positions = xp.where(inside, positions, 0)
     each = xp.arange(positions.shape[0], **placed(gy))
-    own = inside & (xp.take(owners, positions, axis=0) == each)
-    flat = xp.take(xp.reshape(moved, (math.prod(moved.shape),)), positions, axis=0)
-    gx = xp.where(own, flat, xp.zeros_like(flat))
-    return restored(xp, layout, xp.reshape(gx, shape))
+    given, own = planes(xp, layout, gy), inside & (xp.take(owners, positions, axis=0) == each)
+    gx = _taken_where(xp, own, given, positions)
+    sizes = (layout.in_shape[a] for a in layout.pooled)
+    return restored(xp, layout, xp.reshape(gx, (given.shape[0], *sizes)))
+
+
+def _taken_where(xp: Any, condition: Any, given: Any, positions: Any) -> Any:
+    """Take elements at flat positions; 0 where the condition is false."""
+    values = xp.take(xp.reshape(given, (math.prod(given.shape),)), positions, axis=0)
+    return xp.where(condition, values, xp.zeros_like(values))

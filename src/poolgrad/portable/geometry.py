@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
+from operator import and_, mul
 from typing import Any, NamedTuple
 
 from array_api_compat import is_jax_array
@@ -40,21 +42,6 @@ class Taps(NamedTuple):
     extent: Any
 
 
-class InverseTaps(NamedTuple):
-    """The windows that contain each input of one axis, in ascending order of outputs.
-
-    Attributes
-    ----------
-    positions : int array, shape (inputs, windows) or (planes, inputs, windows)
-        The position of the input among all taps of the axis, counted row by row.
-    valid : bool array of the same shape
-        Whether each of these windows contains the input.
-    """
-
-    positions: Any
-    valid: Any
-
-
 class Geometry:
     """The windows of the planes of an array.
 
@@ -71,29 +58,25 @@ class Geometry:
     """
 
     def __init__(self, xp: Any, layout: Layout, like: Any, samples: Any = None) -> None:
-        self._xp, self._axes, self._where = xp, layout.window.axes, placed(like)
-        begins: list[Any] = [None] * len(self._axes)
-        epsilon = 0.0  # the relative distance of neighbouring samples
+        self._xp, self._window, self._where = xp, layout.window, placed(like)
+        dims, columns = len(self._window.axes), [None] * len(self._window.axes)
         if samples is not None:
-            begins = _begins(xp, self._axes, samples)
-            epsilon = float(xp.finfo(samples.dtype).eps)
-        pairs = zip(self._axes, begins, strict=True)
-        self._lines = [_Line(xp, axis, self._where, begin, epsilon) for axis, begin in pairs]
+            rows = xp.reshape(samples, (math.prod(samples.shape) // dims, dims))
+            # PyTorch's order of samples: width, height for two axes; depth, height, width for three
+            columns = [rows[:, 1 - a if dims == 2 else a] for a in range(dims)]
+        pairs = zip(self._window.axes, columns, strict=True)
+        self._lines = [_Line(xp, axis, self._where, column) for axis, column in pairs]
         self._taps = [line.taps() for line in self._lines]
+        self._counts = [taps.valid.shape[1] for taps in self._taps]
 
     @property
     def windows(self) -> UnfoldedWindows:
         """Return the windows without values: (outputs, taps)."""
-        xp, dims = self._xp, len(self._axes)
-        outs = tuple(axis.out for axis in self._axes)
-        valid, numbers, extent = None, 0, 1
-        for a, taps in enumerate(self._taps):
-            here = _along(xp, taps.valid, a, dims)
-            valid = here if valid is None else valid & here
-            inner = math.prod(axis.kernel for axis in self._axes[a + 1 :])
-            numbers = numbers + _along(xp, taps.numbers, a, dims) * inner
-            extent = extent * _along(xp, taps.extent, a, dims)
-        shape = (*outs, math.prod(taps.valid.shape[1] for taps in self._taps))
+        xp, outs = self._xp, self._window.out
+        shape = (*outs, math.prod(self._counts))
+        valid = reduce(and_, _apart(xp, [taps.valid for taps in self._taps]))
+        extent = reduce(mul, _apart(xp, [taps.extent for taps in self._taps]))
+        numbers = _numbered(xp, [taps.numbers for taps in self._taps], self._window.kernel)
         return UnfoldedWindows(
             None,
             xp.reshape(valid, shape),
@@ -104,54 +87,42 @@ class Geometry:
     @property
     def places(self) -> tuple[Any, Any]:
         """Return the place of each tap in `windows`, and whether it has one: (outputs, numbers)."""
-        xp, dims = self._xp, len(self._axes)
-        valid, place = None, 0
-        for a, (axis, taps) in enumerate(zip(self._axes, self._taps, strict=True)):
-            at = xp.arange(axis.kernel, **self._where)[None, :] - taps.numbers[:, :1]
-            here = _along(xp, (at >= 0) & (at < taps.numbers.shape[1]), a, dims)
-            valid = here if valid is None else valid & here
-            inner = math.prod(others.numbers.shape[1] for others in self._taps[a + 1 :])
-            place = place + _along(xp, at, a, dims) * inner
-        count = math.prod(axis.kernel for axis in self._axes)
-        shape = (*(axis.out for axis in self._axes), count)
-        return xp.reshape(xp.where(valid, place, 0), shape), xp.reshape(valid, shape)
+        xp, shape = self._xp, (*self._window.out, self._window.tap_count)
+        places = [
+            xp.arange(kernel, **self._where)[None, :] - taps.numbers[:, :1]
+            for kernel, taps in zip(self._window.kernel, self._taps, strict=True)
+        ]
+        exists = [(p >= 0) & (p < n) for p, n in zip(places, self._counts, strict=True)]
+        valid = reduce(and_, _apart(xp, exists))
+        place = xp.where(valid, _numbered(xp, places, self._counts), 0)
+        return xp.reshape(place, shape), xp.reshape(valid, shape)
 
     def unfold(self, x: Any) -> Any:
         """Gather the taps of each window: (planes, inputs...) to (planes, outputs..., taps)."""
-        xp = self._xp
         for a, taps in enumerate(self._taps):
-            at, shape = 1 + 2 * a, taps.inputs.shape
-            flat = xp.reshape(taps.inputs, (*shape[:-2], shape[-2] * shape[-1]))
-            x = _gather(xp, x, flat, at)
-            x = xp.reshape(x, (*x.shape[:at], *shape[-2:], *x.shape[at + 1 :]))
+            x = _gather(self._xp, x, taps.inputs, 1 + 2 * a)
         return self._grouped(x)
 
     def fold(self, parts: Any) -> Any:
         """Sum the parts of each input: (planes, outputs..., taps) to (planes, inputs...)."""
-        xp, dims = self._xp, len(self._axes)
-        counts = [taps.valid.shape[1] for taps in self._taps]
+        xp, dims, counts = self._xp, len(self._taps), self._counts
         apart = xp.reshape(parts, (*parts.shape[:-1], *counts))
         order = [0, *(n for a in range(dims) for n in (1 + a, 1 + dims + a))]
-        sizes = [axis.out * n for axis, n in zip(self._axes, counts, strict=True)]
+        sizes = [out * n for out, n in zip(self._window.out, counts, strict=True)]
         x = xp.reshape(xp.permute_dims(apart, tuple(order)), (parts.shape[0], *sizes))
-        valid: Any = None
-        for a, holders in enumerate(line.inverse_taps() for line in self._lines):
-            at, shape = 1 + 2 * a, holders.positions.shape
-            flat = xp.reshape(holders.positions, (*shape[:-2], shape[-2] * shape[-1]))
-            x = _gather(xp, x, flat, at)
-            x = xp.reshape(x, (*x.shape[:at], *shape[-2:], *x.shape[at + 1 :]))
-            here = _along(xp, holders.valid, a, dims)
-            valid = here if valid is None else valid & here
+        positions, holds = zip(*[line.inverse_taps() for line in self._lines], strict=True)
+        for a, table in enumerate(positions):
+            x = _gather(xp, x, table, 1 + 2 * a)
+        valid = reduce(and_, _apart(xp, holds))
         valid = xp.reshape(valid, (*valid.shape[:-dims], math.prod(valid.shape[-dims:])))
         return xp.sum(xp.where(valid, self._grouped(x), 0), axis=-1, dtype=parts.dtype)
 
     def positions(self, routes: Any) -> Any:
         """Convert tap indices (planes, outputs...) to flat positions in the plane of the input."""
         xp, rest, step, flat = self._xp, routes, 1, 0
-        for a in reversed(range(len(self._axes))):
-            axis = self._axes[a]
+        for a, line in reversed([*enumerate(self._lines)]):
+            axis, begin = line.axis, line.begin
             rest, tap = rest // axis.kernel, rest % axis.kernel
-            begin = self._lines[a].begin
             begin = begin[None, :] if begin.ndim == 1 else begin
             shape = [1] * routes.ndim
             shape[0], shape[1 + a] = begin.shape
@@ -161,28 +132,44 @@ class Geometry:
 
     def _grouped(self, x: Any) -> Any:
         """Reshape (planes, a, m, b, n, ...) to (planes, a, b, ..., m * n * ...)."""
-        dims = len(self._axes)
+        dims = len(self._taps)
         order = (0, *range(1, 2 * dims, 2), *range(2, 2 * dims + 1, 2))
         moved = self._xp.permute_dims(x, order)
         shape = moved.shape
         return self._xp.reshape(moved, (*shape[: 1 + dims], math.prod(shape[1 + dims :])))
 
 
-def _along(xp: Any, table: Any, axis: int, dims: int) -> Any:
-    """Reshape a table (..., m, n) of one axis to broadcast with those of the other axes."""
-    shape = [1] * (2 * dims)
-    shape[axis], shape[dims + axis] = table.shape[-2:]
-    return xp.reshape(table, (*table.shape[:-2], *shape))
+def _apart(xp: Any, tables: Sequence[Any]) -> list[Any]:
+    """Reshape the tables (..., m, n) of all axes to broadcast: (..., m, m, ..., n, n, ...)."""
+    dims, made = len(tables), []
+    for axis, table in enumerate(tables):
+        shape = [1] * (2 * dims)
+        shape[axis], shape[dims + axis] = table.shape[-2:]
+        made.append(xp.reshape(table, (*table.shape[:-2], *shape)))
+    return made
 
 
-def _gather(xp: Any, x: Any, index: Any, axis: int) -> Any:
-    """Take elements along an axis; `index` may differ from plane to plane."""
+def _numbered(xp: Any, tables: Sequence[Any], counts: Sequence[int]) -> Any:
+    """Join the numbers below `counts` of all axes to one number, in row-major order."""
+    number = 0
+    for table, count in zip(_apart(xp, tables), counts, strict=True):
+        number = number * count + table
+    return number
+
+
+def _gather(xp: Any, x: Any, table: Any, axis: int) -> Any:
+    """Take elements along an axis, which becomes two: those of a table (m, n) or (planes, m, n)."""
+    around = x.shape[:axis], x.shape[axis + 1 :]
+    index = xp.reshape(table, (*table.shape[:-2], table.shape[-2] * table.shape[-1]))
     if index.ndim == 1:
-        return xp.take(x, index, axis=axis)
-    shape = [1] * x.ndim
-    shape[0], shape[axis] = index.shape
-    full = (*x.shape[:axis], index.shape[1], *x.shape[axis + 1 :])
-    return xp.take_along_axis(x, xp.broadcast_to(xp.reshape(index, tuple(shape)), full), axis=axis)
+        x = xp.take(x, index, axis=axis)
+    else:
+        shape = [1] * x.ndim
+        shape[0], shape[axis] = index.shape
+        full = xp.reshape(index, tuple(shape))
+        full = xp.broadcast_to(full, (*around[0], index.shape[1], *around[1]))
+        x = xp.take_along_axis(x, full, axis=axis)
+    return xp.reshape(x, (*around[0], *table.shape[-2:], *around[1]))
 
 
 class _Line:
@@ -190,27 +177,29 @@ class _Line:
 
     Attributes
     ----------
+    axis : Axis
+        The windows.
     begin : int array, shape (outputs,) or (planes, outputs)
         The input of the first tap of each window; negative in low padding.
     sizes : int array, shape (outputs,)
         Number of taps.
     """
 
-    def __init__(
-        self, xp: Any, axis: Axis, where: dict[str, Any], begin: Any, epsilon: float
-    ) -> None:
-        self._xp, self._axis, self._where, self._epsilon = xp, axis, where, epsilon
+    def __init__(self, xp: Any, axis: Axis, where: dict[str, Any], samples: Any) -> None:
+        self._xp, self.axis, self._where, self._epsilon = xp, axis, where, 0.0
         outputs = xp.arange(axis.out, **where)
-        self.sizes = 0 * outputs + axis.kernel
+        self.begin, self.sizes = outputs * axis.stride - axis.lo, 0 * outputs + axis.kernel
         if axis.adaptive:
-            begin, end = axis.bins(outputs)
-            self.sizes = end - begin
-        self.begin = outputs * axis.stride - axis.lo if begin is None else begin
+            self.begin, end = axis.bins(outputs)
+            self.sizes = end - self.begin
+        elif samples is not None:
+            self.begin = _starts(xp, axis, samples)
+            self._epsilon = float(xp.finfo(samples.dtype).eps)
         self._most = min(axis.kernel, -(-axis.size // axis.dilation))  # taps in the input
 
     def taps(self) -> Taps:
         """Return the taps of each window."""
-        xp, axis = self._xp, self._axis
+        xp, axis = self._xp, self.axis
         # Fractional windows lie in the input, so that their tables do not depend on their begins.
         begin = (self.begin if self.begin.ndim == 1 else 0 * self.sizes)[:, None]
         numbers = self._skipped(begin) + xp.arange(self._most, **self._where)[None, :]
@@ -222,9 +211,17 @@ class _Line:
             inputs = self.begin[:, :, None] + numbers
         return Taps(xp.where(valid, inputs, 0), valid, numbers, extent)
 
-    def inverse_taps(self) -> InverseTaps:
-        """Return the windows that contain each input."""
-        xp, axis = self._xp, self._axis
+    def inverse_taps(self) -> tuple[Any, Any]:
+        """Return the windows that contain each input, in ascending order of outputs.
+
+        Returns
+        -------
+        positions : int array, shape (inputs, windows) or (planes, inputs, windows)
+            The position of the input among all taps of the axis, counted row by row.
+        valid : bool array of the same shape
+            Whether each of these windows contains the input.
+        """
+        xp, axis = self._xp, self.axis
         inputs = xp.arange(axis.size, **self._where)[:, None]
         most = self._most_windows()
         if axis.kernel < most and axis.dilation > 1:  # few taps, far apart: a window for each tap
@@ -237,22 +234,22 @@ class _Line:
             outputs = self._first_windows(inputs) + xp.arange(most, **self._where)
             valid = outputs < axis.out
             outputs = xp.where(valid, outputs, 0)
-            flat = xp.reshape(outputs, (*outputs.shape[:-2], axis.size * most))
-            begin = xp.reshape(_gather(xp, self.begin, flat, outputs.ndim - 2), outputs.shape)
+            begin = _gather(xp, self.begin, outputs, outputs.ndim - 2)
             apart = inputs - begin
             taps = apart // axis.dilation
-            sizes = xp.reshape(xp.take(self.sizes, xp.reshape(flat, (-1,))), outputs.shape)
+            sizes = xp.broadcast_to(self.sizes, self.begin.shape)
+            sizes = _gather(xp, sizes, outputs, outputs.ndim - 2)
             valid = valid & (apart >= 0) & (apart % axis.dilation == 0) & (taps < sizes)
         positions = outputs * self._most + taps - self._skipped(begin)
-        return InverseTaps(xp.where(valid, positions, 0), valid)
+        return xp.where(valid, positions, 0), valid
 
     def _skipped(self, begin: Any) -> Any:
         """Return the number of leading taps of each window that are low padding."""
-        return self._xp.clip(-(begin // self._axis.dilation), min=0)
+        return self._xp.clip(-(begin // self.axis.dilation), min=0)
 
     def _first_windows(self, inputs: Any) -> Any:
         """Return the first window that does not end before each input: (..., inputs, 1)."""
-        xp, axis = self._xp, self._axis
+        xp, axis = self._xp, self.axis
         if axis.fractional:
             before = self.begin[:, None, :] + axis.kernel <= inputs[None, :, :]
             return xp.sum(xp.astype(before, self.begin.dtype), axis=-1)[..., None]
@@ -264,7 +261,7 @@ class _Line:
 
     def _most_windows(self) -> int:
         """Return at most how many windows contain an input, or lie between those that do."""
-        axis = self._axis
+        axis = self.axis
         if axis.adaptive:
             return min(-(-axis.origin.outputs // axis.origin.inputs) + 1, axis.out)
         if not axis.fractional:
@@ -277,15 +274,6 @@ class _Line:
 
 
 # Fractional windows, whose positions depend on samples
-
-
-def _begins(xp: Any, axes: Sequence[Axis], samples: Any) -> list[Any]:
-    """Return the begins of the windows of each plane, along each axis: (planes, outputs)."""
-    dims = len(axes)
-    rows = xp.reshape(samples, (math.prod(samples.shape) // dims, dims))
-    # PyTorch's order of samples is width, height for two axes; depth, height, width for three.
-    columns = [rows[:, dims - 1 - a if dims == 2 else a] for a in range(dims)]
-    return [_starts(xp, axis, column) for axis, column in zip(axes, columns, strict=True)]
 
 
 def _starts(xp: Any, axis: Axis, samples: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Packs and unpacks routes in the format of the kernels.
+"""Packs and unpacks routes in the format of the kernels; the largest number is "no winner".
 
 All arrays have one axis of planes, followed by the pooled axes.
 """
@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from poolgrad.dtypes import limits
 from poolgrad.interface import Choice
 from poolgrad.operators import Prepared
 from poolgrad.portable.arrays import converted, placed
 from poolgrad.portable.geometry import Geometry
 from poolgrad.windows import Layout
-
-_NO_WINNER = {"uint8": 2**8 - 1, "uint16": 2**16 - 1, "uint32": 2**32 - 1}
 
 
 def kept(xp: Any, ready: Prepared, geometry: Geometry, choice: Choice) -> Any:
@@ -25,7 +24,7 @@ def kept(xp: Any, ready: Prepared, geometry: Geometry, choice: Choice) -> Any:
         found = there & xp.take_along_axis(winners, place, axis=-1)
         return converted(xp, _packed(xp, xp.astype(found, place.dtype), 1), buffer.dtype)
     route = xp.sum(xp.where(winners, geometry.windows.taps, 0), axis=-1)
-    route = xp.where(xp.any(winners, axis=-1), route, _NO_WINNER[layout.route_dtype])
+    route = xp.where(xp.any(winners, axis=-1), route, limits(layout.route_dtype)[1])
     width = ready.route_bits
     return converted(xp, _packed(xp, route, width) if width else route, buffer.dtype)
 
@@ -41,7 +40,7 @@ def unpacked(xp: Any, ready: Prepared, residual: Any) -> Any:
     rows = numbers[..., None] // steps % 2**bits
     flat = xp.reshape(rows, (*numbers.shape[:-1], numbers.shape[-1] * each))
     routes = flat[..., : layout.window.out[-1]]
-    return xp.where(routes < layout.window.tap_count, routes, _NO_WINNER[layout.route_dtype])
+    return xp.where(routes < layout.window.tap_count, routes, limits(layout.route_dtype)[1])
 
 
 def _packed(xp: Any, routes: Any, bits: int) -> Any:
@@ -58,4 +57,4 @@ def has_no_winner(xp: Any, layout: Layout, kept: Any) -> Any:
     """Return which outputs have no winner, from the result of `unpacked`."""
     if kept.ndim > 1 + len(layout.pooled):  # bits of taps
         return xp.max(kept, axis=-1) == 0
-    return kept == _NO_WINNER[layout.route_dtype]
+    return kept == limits(layout.route_dtype)[1]

@@ -7,6 +7,7 @@ which is tested against it.
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any, NamedTuple
 
 from poolgrad.windows import WindowKind, WindowSpec
@@ -30,11 +31,6 @@ class Line(NamedTuple):
     kernel_size: int
     taps: list[list[tuple[int, int]]]
     extents: list[int]
-
-    @property
-    def out(self) -> int:
-        """The number of outputs."""
-        return len(self.taps)
 
 
 def line(spec: WindowSpec, axis: int, size: int) -> Line:
@@ -103,13 +99,12 @@ def starts(size: int, out: int, kernel: int, sample: Any) -> list[int]:
 
 def window(lines: list[Line], output: Position) -> tuple[list[Position], list[int], int]:
     """The inputs of one window, their tap numbers (row-major), and its extent."""
-    inputs, numbers, extent = [], [], 1
+    inputs, numbers = [], []
     for combined in itertools.product(*(own.taps[o] for own, o in zip(lines, output, strict=True))):
         number = 0
         for (tap, _), own in zip(combined, lines, strict=True):
             number = number * own.kernel_size + tap
         numbers.append(number)
         inputs.append(tuple(i for _, i in combined))
-    for own, o in zip(lines, output, strict=True):
-        extent *= own.extents[o]
-    return inputs, numbers, extent
+    extents = (own.extents[o] for own, o in zip(lines, output, strict=True))
+    return inputs, numbers, math.prod(extents)

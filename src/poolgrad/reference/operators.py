@@ -96,7 +96,7 @@ def stochastic(window: Inside) -> Pooled:
     else:  # a product of subnormal numbers may round up to the total, which nothing exceeds
         threshold = np.fmin(window.u * total, np.nextafter(total, 0))
         winner = int(np.argmax(reached > threshold))
-    return Pooled(x[winner], _one_hot(x, winner), winner=winner)
+    return Pooled(x[winner], np.where(np.arange(len(x)) == winner, 1.0, 0.0), winner=winner)
 
 
 def avg(window: Inside, count_include_pad: bool, divisor: int) -> Pooled:
@@ -191,16 +191,12 @@ def _select(x: Array, choose: Callable[[Array], Any], ties: str, empty: Any = No
         raise ValueError(f'ties must be "first", "split" or "zero", got {ties!r}')
     if len(x) == 0:
         return Pooled(empty, np.zeros(0))
-    if np.isnan(x).any():
-        winner = int(np.flatnonzero(np.isnan(x))[-1])
-        return Pooled(x[winner], _one_hot(x, winner), winner=winner)
-    winners = np.flatnonzero(x == choose(x))
-    if ties == "first":
-        dx = _one_hot(x, winners[0])
-    elif ties == "split" or len(winners) == 1:
-        dx = np.isin(np.arange(len(x)), winners) / len(winners)
-    else:
-        dx = np.zeros(len(x))
+    nans = np.flatnonzero(np.isnan(x))
+    winners = nans[-1:] if len(nans) else np.flatnonzero(x == choose(x))
+    sharing = winners[:1] if ties == "first" else winners
+    if ties == "zero" and len(winners) > 1:
+        sharing = winners[:0]
+    dx = np.isin(np.arange(len(x)), sharing) / np.maximum(len(sharing), 1)
     return Pooled(x[winners[0]], dx, winner=int(winners[0]))
 
 
@@ -210,12 +206,6 @@ def _extreme(dtype: np.dtype[Any], *, highest: bool) -> Any:
     if np.issubdtype(dtype, np.integer):
         return np.iinfo(dtype).max if highest else np.iinfo(dtype).min
     return np.inf if highest else -np.inf
-
-
-def _one_hot(x: Array, winner: int) -> Array:
-    weights = np.zeros(len(x))
-    weights[winner] = 1
-    return weights
 
 
 def _softmax(x: Array) -> Array:

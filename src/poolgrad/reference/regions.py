@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from poolgrad import regions
 from poolgrad.reference.operators import Array
+from poolgrad.region_maps import Bins, bins, host_table
 
 Index = tuple[int, int, int, int]
 Entry = tuple[Index, Index, float]  # an output, an input that it depends on, and the weight
@@ -36,19 +38,6 @@ class RegionPullback:
         for output, i, weight in self._entries:
             gx[i] += weight * float(gy[output])
         return gx.astype(self._x.dtype)
-
-
-def _table(boxes: Any) -> Array:
-    """Boxes of either form, in rows: image, x1, y1, x2, y2."""
-    if isinstance(boxes, list | tuple):
-        rows = [(n, *box) for n, own in enumerate(boxes) for box in np.asarray(own).tolist()]
-        return np.array(rows, np.float64).reshape(-1, 5)
-    return np.asarray(boxes).astype(np.float64)
-
-
-def _pair(output_size: Any) -> tuple[int, int]:
-    height, width = (output_size,) * 2 if isinstance(output_size, int) else output_size
-    return int(height), int(width)
 
 
 def _scaled(x: Array, table: Array, spatial_scale: float) -> Iterator[tuple[int, int, list[Any]]]:
@@ -82,9 +71,9 @@ def pixel_bins(low: Any, high: Any, bins: int, size: int) -> list[range]:
     return found
 
 
-def _pool_entries(x: Array, table: Array, size: tuple[int, int], scale: float) -> Iterator[Entry]:
-    _, channels, height, width = x.shape
-    for k, image, (x1, y1, x2, y2) in _scaled(x, table, scale):
+def _pool_entries(x: Array, table: Array, how: Bins) -> Iterator[Entry]:
+    (_, channels, height, width), size = x.shape, how.output_size
+    for k, image, (x1, y1, x2, y2) in _scaled(x, table, how.spatial_scale):
         rows, columns = pixel_bins(y1, y2, size[0], height), pixel_bins(x1, x2, size[1], width)
         for c, i, j in itertools.product(range(channels), range(size[0]), range(size[1])):
             pixels = [(image, c, h, w) for h in rows[i] for w in columns[j]]
@@ -123,10 +112,8 @@ def sample_points(low: Any, high: Any, bins: int, ratio: int, aligned: bool) -> 
     return [[low + real(b) * bin_length + step for step in steps] for b in range(bins)]
 
 
-def _align_entries(
-    x: Array, table: Array, size: tuple[int, int], scale: float, ratio: int, aligned: bool
-) -> Iterator[Entry]:
-    _, channels, height, width = x.shape
+def _align_entries(x: Array, table: Array, how: Bins) -> Iterator[Entry]:
+    (_, channels, height, width), (size, scale, ratio, aligned) = x.shape, how
     for k, image, (x1, y1, x2, y2) in _scaled(x, table, scale):
         rows = sample_points(y1, y2, size[0], ratio, aligned)
         columns = sample_points(x1, x2, size[1], ratio, aligned)
@@ -149,30 +136,25 @@ def vjp(function: Callable[..., Array], *args: Any, **kwargs: Any) -> tuple[Arra
     """Compute the output and the pullback of a call of `roi_pool` or `roi_align`."""
     given = signature(function).bind(*args, **kwargs)
     given.apply_defaults()
-    input, boxes, output_size, *how = given.args
-    x, table, size = np.asarray(input), _table(boxes), _pair(output_size)
-    entries = list(ENTRIES[function](x, table, size, *how))
-    pullback = RegionPullback(x, (len(table), x.shape[1], *size), entries)
+    input, boxes, *arguments = given.args
+    x, how = np.asarray(input), bins(*arguments)
+    table = host_table(boxes, len(x))
+    entries = list(ENTRIES[function](x, table, how))
+    pullback = RegionPullback(x, (len(table), x.shape[1], *how.output_size), entries)
     return pullback.y, pullback
 
 
-def roi_pool(input: Any, boxes: Any, output_size: Any, spatial_scale: float = 1.0) -> Array:
+def roi_pool(*args: Any, **kwargs: Any) -> Array:
     """Reference implementation of `poolgrad.roi_pool` (Girshick, Fast R-CNN, 2015)."""
-    return vjp(roi_pool, input, boxes, output_size, spatial_scale)[0]
+    return vjp(roi_pool, *args, **kwargs)[0]
 
 
-def roi_align(
-    input: Any,
-    boxes: Any,
-    output_size: Any,
-    spatial_scale: float = 1.0,
-    sampling_ratio: int = -1,
-    aligned: bool = False,
-) -> Array:
+def roi_align(*args: Any, **kwargs: Any) -> Array:
     """Reference implementation of `poolgrad.roi_align` (He et al., Mask R-CNN, 2017)."""
-    how = spatial_scale, sampling_ratio, aligned
-    return vjp(roi_align, input, boxes, output_size, *how)[0]
+    return vjp(roi_align, *args, **kwargs)[0]
 
 
 ENTRIES: dict[Callable[..., Array], Callable[..., Iterator[Entry]]]
 ENTRIES = {roi_pool: _pool_entries, roi_align: _align_entries}
+for _function in ENTRIES:
+    _function.__signature__ = signature(getattr(regions, _function.__name__))  # type: ignore[attr-defined]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from poolgrad import operators as table
 from poolgrad.buffers import dtype_named
 from poolgrad.dtypes import FLOATS
 from poolgrad.frontend import FrontEnd
@@ -46,8 +44,7 @@ class Pullback:
     def __init__(self, request: Request) -> None:
         # NumPy's front end converts the caller's arrays and raises the errors; the positions of
         # windows and the values are computed below.
-        own = table.OPERATORS[request.operator]
-        call = FrontEnd.call(NUMPY, replace(request, operands=()) if own.composed else request)
+        call = FrontEnd.call(NUMPY, request)
         x, layout = call.x, call.ready.layout
         self._operator, self._dtype, self._pooled = call.ready.operator, x.dtype, layout.pooled
         self._squeezed = () if request.keepdims else self._pooled
@@ -56,10 +53,8 @@ class Pullback:
         self._channelled = self._leading or (1,)  # an input without channels has one
         self._operand: Array | None = None
         if self._takes(SecondInput):
-            operand = NUMPY.asarray("logits", request.operands[0])
-            if operand.shape != x.shape:
-                raise ValueError(f"logits must have the shape of x, {x.shape}, got {operand.shape}")
-            self._operand, self._operand_dtype = self._flat(operand).astype(float), operand.dtype
+            self._operand_dtype = call.operand.dtype
+            self._operand = self._flat(call.operand).astype(float)
         if self._takes(Parameter):
             self._theta = np.asarray(request.operands[0], np.float64)  # not rounded
 
@@ -72,7 +67,7 @@ class Pullback:
                 self._entries = list(self._unpool(call.operand, planes, out))
             else:
                 lines = self._lines(request, call.operand, len(planes))
-                out = tuple(along.out for along in lines[0])
+                out = tuple(len(along.taps) for along in lines[0])
                 self._entries = list(self._pool(request, call.operand, planes, lines, out))
             y = np.zeros((len(planes), *out), dtype_named(layout.out_dtype))
             routes, indices = np.full(y.shape, -1), np.full(y.shape, -1)

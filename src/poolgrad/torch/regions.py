@@ -37,7 +37,7 @@ from poolgrad.region_maps import (
 )
 from poolgrad.torch._compat import assert_later, tracing_state
 from poolgrad.torch.arrays import DTYPES, allocate, checked, compact, name_of
-from poolgrad.torch.batching import one_by_one
+from poolgrad.torch.batching import lead, one_by_one
 from poolgrad.torch.derivatives import differentiable, save
 from poolgrad.torch.devices import define
 from poolgrad.torch.library import library
@@ -176,15 +176,13 @@ class _Operator:
         return (made, made.new_empty(out_shape, dtype=torch.int32)) if self._finds_winners else made
 
     def _keep(self, ctx: Any, static: _Values, given: tuple[Tensor, ...], output: Any) -> None:
-        x, *constants = given
-        sizes, *how = ctx.values = static.values
-        plane = x.shape[2:] if self._is_transpose else x.shape
-        ctx.of_transpose = [tuple(plane), *how]
-        if self._finds_winners:
+        (x, *constants), values = given, static.values
+        if self._finds_winners:  # its derivative is that of `roi_pool_gather`
             ctx.set_materialize_grads(False)
             ctx.mark_non_differentiable(output[1])
-            ctx.values, ctx.of_transpose = (sizes,), [tuple(plane)]
-            constants = [output[1], *constants]
+            constants, values = [output[1], *constants], values[:1]
+        plane = x.shape[2:] if self._is_transpose else x.shape
+        ctx.values, ctx.of_transpose = values, [tuple(plane), *values[1:]]
         save(ctx, (*constants,))
 
     def _backward(self, ctx: Any, gy: Tensor | None, *unused: Any) -> tuple[Any, ...]:
@@ -208,8 +206,7 @@ class _Operator:
             return made, (0,) * len(made) if isinstance(made, tuple) else 0
         given = list(args)
         for k, d in enumerate(in_dims[:boxes]):
-            t = args[k].unsqueeze(0) if d is None else args[k].movedim(d, 0)
-            given[k] = t.expand(size, *t.shape[1:]).movedim(0, 1).flatten(1, 2)
+            given[k] = lead(args[k], d, size).movedim(0, 1).flatten(1, 2)
         if self._is_transpose:
             images, channels, *plane = args[self._tensors]
             given[self._tensors] = [images, channels * size, *plane]

@@ -36,11 +36,7 @@ def compare(state, value, t, valid, STARTED: tl.constexpr, ORDER: tl.constexpr):
     """
     best, tap, tied = state
     a, b = wide(value), wide(best)
-    if ORDER == "min":
-        better = a < b
-    else:
-        better = a > b
-    takes = better | (a != a)
+    takes = (a < b if ORDER == "min" else a > b) | (a != a)
     if not STARTED:
         takes = valid & (takes | (tap < 0))
     tied = (tied | (valid & (a == b) & (tap != t))) & ~takes
@@ -67,15 +63,6 @@ def first_valid_tap(window, W: tl.constexpr):
 
 
 @triton.jit
-def never_winning(dtype: tl.constexpr, ORDER: tl.constexpr, LIMIT: tl.constexpr):
-    """The value that no input is worse than; `LIMIT`: that of integers."""
-    value = LIMIT
-    if dtype.is_floating():
-        value = float("inf") if ORDER == "min" else -float("inf")
-    return tl.full((), value, dtype)
-
-
-@triton.jit
 def winner(state, fill, ORDER: tl.constexpr, ZERO_TIES: tl.constexpr):
     """Output and route of a window whose inputs have all been compared; the route may be -1."""
     best, tap, tied = state
@@ -93,10 +80,7 @@ def better(a, i, b, j, ORDER: tl.constexpr):
     """The winner of two (value, tap) in any order; a tap of -1 is none."""
     u, v = wide(a), wide(b)
     nan, other = u != u, v != v
-    if ORDER == "min":
-        beats = u < v
-    else:
-        beats = u > v
+    beats = u < v if ORDER == "min" else u > v
     first = tl.where(nan | other, tl.where(nan & other, i > j, nan), beats | ((u == v) & (i < j)))
     first = (j < 0) | ((i >= 0) & first)
     return tl.where(first, a, b), tl.where(first, i, j)
@@ -125,6 +109,7 @@ def select(
 ):  # fmt: skip
     """The extreme of each window and its tap.
 
+    `LIMIT`: the integer that no input is worse than.
     `PRIOR`: 0, or the taps of a window along the axes that were pooled before this one: then
     `prior_ptr` holds the winning tap of each input, -1 for none. `LAST`: nothing is pooled after.
     """
@@ -136,8 +121,10 @@ def select(
     _, _, position, ok, origin, _ = tile
     IS_PLANE: tl.constexpr = T[TAPS] > 1
     window = windows_of(position, size, W)
-    fill = never_winning(x_ptr.dtype.element_ty, ORDER, LIMIT)
-    best = state_of(ok, x_ptr.dtype.element_ty, T) + fill
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    infinity = float("inf") if ORDER == "min" else -float("inf")
+    fill = tl.full((), infinity if DTYPE.is_floating() else LIMIT, DTYPE)
+    best = state_of(ok, DTYPE, T) + fill
     tap = tl.full(best.shape, -1, INDEX)
     tied = tl.zeros(best.shape, tl.int1)
     if PRIOR:

@@ -51,16 +51,6 @@ def aligned(n, UNIT: tl.constexpr):
 
 
 @triton.jit
-def rows_and_lanes(lanes, INDEX: tl.constexpr, T: tl.constexpr):
-    """Rows (ROWS, 1) and lanes (1, LANES) of this program's tile."""
-    program = tl.program_id(0).to(INDEX)
-    blocks = tl.cdiv(lanes, T[LANES])
-    row = program // blocks * T[ROWS] + tl.arange(0, T[ROWS])
-    lane = program % blocks * T[LANES] + tl.arange(0, T[LANES])
-    return row[:, None], lane[None, :]
-
-
-@triton.jit
 def prologue(
     rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w, planes, s_p, s_n, s_d, s_h, s_w, s_c,
     OF_INPUTS: tl.constexpr, INDEX: tl.constexpr, T: tl.constexpr,
@@ -77,7 +67,10 @@ def prologue(
     out = (out_d, out_h, aligned(out_w, T[ALIGN + 2]))
     s_p, s_n = aligned(s_p, T[ALIGN + 3]), aligned(s_n, T[ALIGN + 3])
     s_d, s_h = aligned(s_d, T[ALIGN + 3]), aligned(s_h, T[ALIGN + 3])
-    row, lane = rows_and_lanes(lanes, INDEX, T)
+    program = tl.program_id(0).to(INDEX)
+    blocks = tl.cdiv(lanes, T[LANES])
+    row = (program // blocks * T[ROWS] + tl.arange(0, T[ROWS]))[:, None]
+    lane = (program % blocks * T[LANES] + tl.arange(0, T[LANES]))[None, :]
     if T[CHANNELS_LAST]:
         s_w = aligned(s_w, T[ALIGN + 3])
         w, line, c = row % row_w, row // row_w, lane
@@ -164,14 +157,8 @@ def taps_of(size, W: tl.constexpr, INDEX: tl.constexpr):
 
     Planes have any size, and a constant would be one more kernel to compile for each.
     """
-    if W[KERNEL] == 0:
-        return tl.cast(size[0], INDEX), tl.cast(size[1], INDEX), tl.cast(size[2], INDEX)
-    else:
-        return (
-            tl.cast(W[KERNEL], INDEX),
-            tl.cast(W[KERNEL + 1], INDEX),
-            tl.cast(W[KERNEL + 2], INDEX),
-        )
+    K = size if W[KERNEL] == 0 else (W[KERNEL], W[KERNEL + 1], W[KERNEL + 2])
+    return tl.cast(K[0], INDEX), tl.cast(K[1], INDEX), tl.cast(K[2], INDEX)
 
 
 @triton.jit
@@ -196,10 +183,7 @@ def tap_at(t, window, strides, K, W: tl.constexpr):
 @triton.jit
 def state_of(ok, dtype: tl.constexpr, T: tl.constexpr):
     """Zeros to start a `fold` with."""
-    if T[TAPS] > 1:
-        return tl.full((T[ROWS], T[LANES], T[TAPS]), 0, dtype)
-    else:
-        return tl.full(ok.shape, 0, dtype)
+    return tl.full((T[ROWS], T[LANES], T[TAPS]) if T[TAPS] > 1 else ok.shape, 0, dtype)
 
 
 @triton.jit

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from poolgrad.dtypes import FLOATS, limits
 from poolgrad.torch.triton import averages, extremes, gradients, nonlinear
 from poolgrad.torch.triton.launch import Launch, launch, repeated
 from poolgrad.torch.triton.routes import route_jvp
 from poolgrad.torch.triton.views import (
     THREADS,
     Axes,
-    Sizes,
     View,
     alignment,
     axes_of,
@@ -23,7 +23,6 @@ from poolgrad.torch.triton.views import (
     flattened,
     in_pairs,
     index_type,
-    only,
     sum_dtype,
     sum_type,
     tile_shape,
@@ -55,16 +54,23 @@ class Kernels:
         self.bound: dict[Any, Any] = {}  # see `launch.repeated`
         self.axes = axes_of(layout)
         self.taps = math.prod(a.kernel for a in self.axes)
-        self.out, self.sizes = _sizes(self.axes)
+        self.out, self.sizes = [a.out for a in self.axes], [a.size for a in self.axes]
         self.channels_last = layout.order[-1] not in layout.pooled
         self.channels = layout.in_shape[layout.order[-1]] if self.channels_last else 1
-        pooled = math.prod(layout.out_shape[a] for a in layout.pooled)
-        self.planes = math.prod(layout.out_shape) // pooled // max(self.channels, 1)
+        self.planes = math.prod(layout.out_shape) // math.prod(self.out) // max(self.channels, 1)
         self.is_plane = all(  # every plane is one window
             a.out == 1 and a.kernel == a.size and not a.lo and a.dilation == 1 for a in self.axes
         )
+        self.windows = self.gradient_axes = self.axes
+        if self.is_plane:
+            # The windows are the same constants for planes of all sizes; a gradient is that of
+            # one axis of memory.
+            self.windows = tuple(Axis(size, 1, 0) for size in self.sizes)
+            size = math.prod(self.sizes)
+            self.gradient_axes = Axis(1, 1, 1), Axis(1, 1, 1), Axis(size, 1, size, size)
         several = [k for k, a in enumerate(self.axes) if a != Axis(a.size, a.size, 1)]
-        self.separable = several if len(several) > 1 else []  # axes, from the outermost
+        # Axes that wide windows are pooled along one after the other, from the outermost
+        self.separable = several if len(several) > 1 and not self.is_plane else []
 
     # Selecting operators
 
@@ -77,23 +83,22 @@ class Kernels:
 
         Extremes of wide windows are separable: one axis after the other, from the innermost.
         """
-        source, made, has_routes = view(x, self.layout), self._output(y), routes is not None
-        options: dict[str, Any] = {"ORDER": which, "LIMIT": _limit(x.dtype, which)}
+        source, has_routes, prior, below = view(x, self.layout), routes is not None, None, 0
         is_wide = self.taps > UNROLLED and not zero_ties
-        is_plane = self.is_plane and is_wide
-        order = self.separable[::-1] if is_wide and not is_plane else []
-        prior, below = None, 0
-        for axes, is_last in self._passes(order, forward=True):
-            target, tap, bits = made, routes, self.bits
-            if not is_last:
-                target, bits = self._partial(x, _sizes(axes)[0], x.dtype), 0
+        dtype = self.layout.dtype
+        limit = 0 if dtype in FLOATS else limits(dtype)[which == "min"]  # not read of floats
+        order = self.separable[::-1] if is_wide else []
+        for axes, target, is_last in self._passes(order, y, x.dtype):
+            tap, bits = routes, self.bits
+            if has_routes and not is_last:
                 kept = torch.int64 if self.taps >= 2**31 else torch.int32
-                tap = torch.empty_like(target.tensor, dtype=kept) if has_routes else None
+                tap, bits = torch.empty_like(target.tensor, dtype=kept), 0
             self._launch(
-                extremes.select, source, axes, target, (source.tensor if prior is None else prior,),
-                written=(tap,), packed_bits=bits, is_plane=is_plane, ZERO_TIES=zero_ties,
-                PRIOR=below, LAST=is_last or not has_routes, ROUTES=has_routes, BITS=bits,
-                **options, **self._unrolling(axes),
+                extremes.select, source, axes, target.tensor,
+                (source.tensor if prior is None else prior,), written=(tap,), packed_bits=bits,
+                is_plane=self.is_plane and is_wide, ORDER=which, LIMIT=limit,
+                ZERO_TIES=zero_ties, PRIOR=below, LAST=is_last or not has_routes,
+                ROUTES=has_routes, BITS=bits, **self._unrolling(axes),
             )  # fmt: skip
             if has_routes:
                 prior, below = tap, max(below, 1) * math.prod(a.kernel for a in axes)
@@ -104,7 +109,7 @@ class Kernels:
         self, gy: Tensor, routes: Tensor, gx: Tensor, samples: None, threads: int
     ) -> None:
         """Fill the gradient of the input; of extremes over wide windows, one axis at a time."""
-        is_wide = math.prod(windows_over(self._gradient_axes())) > UNROLLED
+        is_wide = math.prod(windows_over(self.gradient_axes)) > UNROLLED
         order = self.separable if is_wide else []
         self._gather(view(gy, self.layout), gx, order, routes, "none", 1)
 
@@ -114,18 +119,16 @@ class Kernels:
     ) -> None:  # fmt: skip
         """Launch the backward pass of an extreme with `routes`, or of an average."""
         has_routes, below = routes is not None, self.taps
-        for axes, is_last in self._passes(order, forward=False):
-            target, rest = self._input(gx), None
+        for axes, target, is_last in self._passes(order, gx, sum_dtype(gx.dtype), of_inputs=True):
             below //= math.prod(a.kernel for a in axes)  # taps along the axes of later passes
-            if not is_last:
-                target = self._partial(gx, _sizes(axes)[1], sum_dtype(gx.dtype))
-                if has_routes:
-                    kept = torch.uint8 if below < 2**8 else torch.int32
-                    rest = torch.empty_like(target.tensor, dtype=kept)
+            rest = None
+            if has_routes and not is_last:
+                kept = torch.uint8 if below < 2**8 else torch.int32
+                rest = torch.empty_like(target.tensor, dtype=kept)
             unroll = math.prod(windows_over(axes)) <= UNROLLED and not (has_routes and order)
             pairs = has_routes and unroll and not self.channels_last and in_pairs(axes[2])
             self._launch(
-                gradients.gather, source, axes, target,
+                gradients.gather, source, axes, target.tensor,
                 (source.tensor if routes is None else routes,), numbers=(divisor,), written=(rest,),
                 of_inputs=True, SUM=sum_type(gx.dtype), COUNT=count, ROUTES=has_routes,
                 BITS=self.bits, BELOW=below if has_routes else 1,
@@ -136,20 +139,17 @@ class Kernels:
     @repeated
     def route_jvp(self, t: Tensor, routes: Tensor, y: Tensor, samples: None, threads: int) -> None:
         """Fill the tangent of the output."""
-        self._route_jvp(t, routes, y)
+        self._launch(
+            route_jvp, view(t, self.layout), self.axes, y, (routes,),
+            POSITIONS=False, BITS=self.bits,
+        )  # fmt: skip
 
     @repeated
     def route_indices(self, routes: Tensor, indices: Tensor, samples: None, threads: int) -> None:
         """Fill the flat positions of the winners in their planes; -1 if there is none."""
-        elements = math.prod(self.sizes)
-        self._route_jvp(routes, routes, indices, elements=elements, is_positions=True)
-
-    def _route_jvp(
-        self, t: Tensor, route: Tensor, y: Tensor, elements: int = 0, is_positions: bool = False
-    ) -> None:
         self._launch(
-            route_jvp, view(t, self.layout), self.axes, self._output(y), (route,),
-            elements=elements, POSITIONS=is_positions, BITS=self.bits,
+            route_jvp, view(routes, self.layout), self.axes, indices, (routes,),
+            elements=math.prod(self.sizes), POSITIONS=True, BITS=self.bits,
         )  # fmt: skip
 
     # Averages
@@ -159,18 +159,17 @@ class Kernels:
         self, x: Tensor, y: Tensor, count_padding: bool, divisor: int, threads: int
     ) -> None:
         """Fill the mean of each window; wide windows are summed one axis after the other."""
-        source, made, sums = view(x, self.layout), self._output(y), sum_type(y.dtype)
+        source, sums = view(x, self.layout), sum_type(y.dtype)
         is_wide, count = self.taps > UNROLLED, _count(count_padding, divisor)
         is_plane = self.is_plane and is_wide
         if is_plane:
             divisor, count = divisor or self.taps, "divisor"
-        order = self.separable[::-1] if is_wide and not is_plane else []
-        for axes, is_last in self._passes(order, forward=True):
-            target = made if is_last else self._partial(y, _sizes(axes)[0], sum_dtype(y.dtype))
+        order = self.separable[::-1] if is_wide else []
+        for axes, target, is_last in self._passes(order, y, sum_dtype(y.dtype)):
             self._launch(
-                averages.average, source, axes, target, numbers=(divisor,), is_plane=is_plane,
-                SUM=sums, SHARES=False, COUNT=count if is_last or not divisor else "none",
-                **self._unrolling(axes),
+                averages.average, source, axes, target.tensor, numbers=(divisor,),
+                is_plane=is_plane, SUM=sums, SHARES=False,
+                COUNT=count if is_last or not divisor else "none", **self._unrolling(axes),
             )  # fmt: skip
             source = target
 
@@ -180,12 +179,12 @@ class Kernels:
     ) -> None:
         """Fill the gradient of the input, one axis after the other where windows are wide."""
         source, count = view(gy, self.layout), _count(count_padding, divisor)
-        order = self.separable[::-1] if self.taps > UNROLLED and not self.is_plane else []
+        order = self.separable[::-1] if self.taps > UNROLLED else []
         # Each cotangent is divided once, not once for each input of its window.
         if order or math.prod(windows_over(self.axes)) > 1:
             target = self._partial(gy, self.out, sum_dtype(gx.dtype))
             self._launch(
-                averages.average, source, self.axes, target, numbers=(divisor,),
+                averages.average, source, self.axes, target.tensor, numbers=(divisor,),
                 SUM=sum_type(gx.dtype), SHARES=True, COUNT=count, UNROLL=False, PAIRS=False,
             )  # fmt: skip
             source, count = target, "none"
@@ -221,8 +220,7 @@ class Kernels:
     def _by_channel(self, values: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Reshape a learned argument to broadcast with inputs and outputs."""
         shape = [1] * len(self.layout.in_shape)
-        if count > 1:
-            shape[self.layout.channel] = count
+        shape[self.layout.channel] = count
         return values.to(dtype).reshape(shape)
 
     # Nonlinear operators
@@ -235,7 +233,7 @@ class Kernels:
         """Fill outputs of a nonlinear operator, what backward needs, and the parameter's slope."""
         parameter, numbers = self._parameter(theta, count, x)
         self._launch(
-            nonlinear.nonlinear, view(x, self.layout), self._window_axes(), self._output(y),
+            nonlinear.nonlinear, view(x, self.layout), self.windows, y,
             (parameter,), numbers=numbers, written=(*(*residuals, None, None, None)[:3], slope),
             OPERATOR=which, SUM=sum_type(x.dtype),
             KEEP=bool(residuals), SLOPE=slope is not None,
@@ -251,18 +249,11 @@ class Kernels:
         parameter, numbers = self._parameter(theta, count, x)
         kept = (*residuals, *residuals[-1:] * (3 - len(residuals)))
         self._launch(
-            nonlinear.nonlinear_backward, view(gy, self.layout), self._window_axes(),
-            self._input(gx), (read.tensor, parameter, *kept),
-            numbers=(*numbers, read.p, *read.strides), views=(read,), of_inputs=True,
+            nonlinear.nonlinear_backward, view(gy, self.layout), self.windows,
+            gx, (read.tensor, parameter, *kept),
+            numbers=(*numbers, read.shape[0], *read.strides), views=(read,), of_inputs=True,
             OPERATOR=which, SUM=sum_type(gx.dtype),
         )  # fmt: skip
-
-    def _window_axes(self) -> Axes:
-        """The windows; those of whole planes are the same constants for planes of all sizes."""
-        if not self.is_plane:
-            return self.axes
-        depth, height, width = self.sizes
-        return Axis(depth, 1, 0), Axis(height, 1, 0), Axis(width, 1, 0)
 
     def _parameter(
         self, theta: Any, count: int, like: Tensor
@@ -280,7 +271,7 @@ class Kernels:
     # Launches
 
     def _launch(
-        self, kernel: Any, source: View, axes: Axes, target: View, read: tuple[Tensor, ...] = (),
+        self, kernel: Any, source: View, axes: Axes, target: Tensor, read: tuple[Tensor, ...] = (),
         *, numbers: tuple[int, ...] = (), written: tuple[Tensor | None, ...] = (),
         views: tuple[View, ...] = (), elements: int = 0, packed_bits: int = 0,
         of_inputs: bool = False, is_plane: bool = False, **options: Any,
@@ -296,12 +287,12 @@ class Kernels:
         second reference to another argument would be an alias, which breaks the replacement of
         written arguments by copies when a compiler functionalises the launch.
         """
-        elements = max(elements, self.taps)
-        index = index_type(source, target, *views, axes=self.axes, elements=elements)
-        out, sizes = _sizes(axes)
+        elements = max(elements, self.taps, target.numel())
+        index = index_type(source, *views, axes=self.axes, elements=elements)
+        out, sizes = [a.out for a in axes], [a.size for a in axes]
         if is_plane:
-            axes, source = self._window_axes(), flattened(source)
-            sizes = source.sizes
+            axes, source = self.windows, flattened(source)
+            _, _, *sizes, _ = source.shape
         depth, height, row_w = sizes if of_inputs else out
         last, pairs = self.channels_last, options.get("PAIRS", False)
         if packed_bits and last:
@@ -309,7 +300,7 @@ class Kernels:
         rows = self.planes * depth * height * (row_w if last else 1)
         lanes = self.channels if last else (row_w + 1) // 2 if pairs and of_inputs else row_w
         shape = tile_shape(lanes, last, math.prod(sizes) if is_plane else 0)
-        made = [target.tensor.new_empty(0) if t is None else t for t in written]
+        made = [target.new_empty(0) if t is None else t for t in written]
         constants = options | {
             "W": window_constants(axes, pairs and of_inputs),
             "INDEX": index,
@@ -325,8 +316,8 @@ class Kernels:
                 -(-rows // shape[0]) * -(-lanes // shape[1]),
                 THREADS * (2 if fewer else 1),
                 (source.tensor, *read),
-                (rows, lanes, *sizes, *out, row_w, source.p, *source.strides, *numbers),
-                (target.tensor, *made),
+                (rows, lanes, *sizes, *out, row_w, source.shape[0], *source.strides, *numbers),
+                (target, *made),
                 constants,
             )
         )
@@ -337,52 +328,34 @@ class Kernels:
         pairs = unroll and not self.channels_last and in_pairs(axes[2]) and axes[2].kernel > 1
         return {"UNROLL": unroll, "PAIRS": pairs}
 
-    def _passes(self, order: list[int], forward: bool) -> Iterator[tuple[Axes, bool]]:
-        """The windows of each pass over an array, and whether it is the last one.
+    def _passes(
+        self, order: list[int], result: Tensor, dtype: torch.dtype, of_inputs: bool = False
+    ) -> Iterator[tuple[Axes, View, bool]]:
+        """The windows of each pass over an array, what it writes, and whether it is the last one.
 
-        One pass for each axis of `order`, or one over all axes if there is none.
+        One pass for each axis of `order`, or one over all axes if there is none. The last pass
+        writes `result`, the others write new arrays of this dtype.
         """
+        sizes, last = (self.out, self.sizes) if of_inputs else (self.sizes, self.out)
         if not order:
-            yield self.axes if forward else self._gradient_axes(), True
-        sizes, pooled = (self.sizes, self.out) if forward else (self.out, self.sizes)
+            axes = self.gradient_axes if of_inputs else self.axes
+            yield axes, contiguous(result, self.planes, last, self.channels), True
         now = [*sizes]
         for a in order:
-            yield only(self.axes, a, now), a == order[-1]
-            now[a] = pooled[a]
+            others = [Axis(size, size, 1) for size in now]  # not pooled
+            axes = (*others[:a], self.axes[a], *others[a + 1 :])
+            now[a] = last[a]
+            if a != order[-1]:
+                yield axes, self._partial(result, now, dtype), False
+            else:
+                yield axes, contiguous(result, self.planes, last, self.channels), True
 
-    def _gradient_axes(self) -> Axes:
-        """The windows of a gradient: a plane that is one window is one axis of memory."""
-        if not self.is_plane:
-            return self.axes
-        size = math.prod(self.sizes)
-        return Axis(1, 1, 1), Axis(1, 1, 1), Axis(size, 1, size, size)
-
-    def _partial(self, like: Tensor, sizes: Sizes, dtype: torch.dtype) -> View:
+    def _partial(self, like: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> View:
         """Allocate an intermediate result of a separable pass."""
         made = like.new_empty((self.planes, *sizes, self.channels), dtype=dtype)
         return contiguous(made, self.planes, sizes, self.channels)
-
-    def _output(self, y: Tensor) -> View:
-        return contiguous(y, self.planes, self.out, self.channels)
-
-    def _input(self, gx: Tensor) -> View:
-        return contiguous(gx, self.planes, self.sizes, self.channels)
-
-
-def _sizes(axes: Axes) -> tuple[Sizes, Sizes]:
-    """Return the numbers of windows along the axes, and the sizes of the input."""
-    depth, height, width = axes
-    return (depth.out, height.out, width.out), (depth.size, height.size, width.size)
 
 
 def _count(padding: bool, divisor: int) -> str:
     """Return how `averages.share` divides."""
     return "divisor" if divisor else "padded" if padding else "input"
-
-
-def _limit(dtype: torch.dtype, which: str) -> int:
-    """The smallest integer of a dtype, for a minimum the largest one; not read of floats."""
-    if dtype.is_floating_point:
-        return 0
-    ends = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-    return ends[which == "min"]

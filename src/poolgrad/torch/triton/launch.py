@@ -96,54 +96,43 @@ def traced() -> AbstractContextManager[None]:
     return _launching(_traced)
 
 
-class _BoundLaunches:
-    """The launches of a method of the kernels, for any tensors of the same layouts.
+def _bound(launches: list[Launch], arguments: list[Tensor]) -> Callable[..., None] | None:
+    """Run the launches of a method; return a function that repeats them for its arguments.
 
-    Attributes
-    ----------
-    is_complete : bool
-        Whether the launches read no tensors but arguments of the method and what they wrote.
-    allocated : list of tuple
-        Shapes and dtypes of the other tensors that they write.
-    unused : list of Tensor
-        Empty tensors, for pointers that a kernel does not write.
-    steps : list of tuple
-        For each launch the function that repeats it, the tensors that it reads, its integers, and
-        the tensors that it writes, as positions among arguments, allocated and unused tensors.
+    Returns None if they read a tensor that is no argument and was not written before.
     """
+    positions = {t.data_ptr(): n for n, t in enumerate(arguments) if t.numel()}
+    is_complete = True
+    allocated: list[tuple[torch.Size, torch.dtype]] = []  # of the other tensors that are written
+    unused: list[Tensor] = []  # empty tensors, for pointers that a kernel does not write
+    # Of each launch the function that repeats it, positions of the tensors that it reads, its
+    # integers, and positions of those that it writes: arguments, allocated and unused tensors.
+    steps: list[tuple[Callable[..., Any], list[int], tuple[int, ...], list[int]]] = []
+    for one in launches:
+        repeat, written = _launched(one), []
+        is_complete &= all(t.data_ptr() in positions for t in one.read)
+        for tensor in one.written:
+            if not tensor.numel():
+                unused.insert(0, tensor)
+                written.append(-len(unused))
+                continue
+            address = tensor.data_ptr()
+            if address not in positions:
+                positions[address] = len(arguments) + len(allocated)
+                allocated.append((tensor.shape, tensor.dtype))
+            written.append(positions[address])
+        read = [positions.get(t.data_ptr(), 0) for t in one.read]
+        steps.append((repeat, read, one.numbers, written))
 
-    def __init__(self, launches: list[Launch], arguments: list[Tensor]) -> None:
-        """Run the launches."""
-        positions = {t.data_ptr(): n for n, t in enumerate(arguments) if t.numel()}
-        self.is_complete = True
-        self.allocated: list[tuple[torch.Size, torch.dtype]] = []
-        self.unused: list[Tensor] = []
-        self.steps: list[tuple[Callable[..., Any], list[int], tuple[int, ...], list[int]]] = []
-        for one in launches:
-            repeat, written = _launched(one), []
-            self.is_complete &= all(t.data_ptr() in positions for t in one.read)
-            for tensor in one.written:
-                if not tensor.numel():
-                    self.unused.insert(0, tensor)
-                    written.append(-len(self.unused))
-                    continue
-                address = tensor.data_ptr()
-                if address not in positions:
-                    positions[address] = len(arguments) + len(self.allocated)
-                    self.allocated.append((tensor.shape, tensor.dtype))
-                written.append(positions[address])
-            read = [positions.get(t.data_ptr(), 0) for t in one.read]
-            self.steps.append((repeat, read, one.numbers, written))
-
-    def run(self, arguments: list[Tensor]) -> None:
-        """Launch everything, for these tensors among the arguments of the method."""
-        device = arguments[0].device
+    def run(arguments: list[Tensor]) -> None:
         tensors = [t.view(torch.uint8) if t.dtype is torch.bool else t for t in arguments]
-        tensors += [torch.empty(s, dtype=dtype, device=device) for s, dtype in self.allocated]
-        tensors += self.unused
+        new = arguments[0].new_empty
+        tensors += [*(new(shape, dtype=dtype) for shape, dtype in allocated), *unused]
         with torch.cuda.device_of(arguments[0]):
-            for repeat, read, numbers, written in self.steps:
+            for repeat, read, numbers, written in steps:
                 repeat(*[tensors[n] for n in read], *numbers, *[tensors[n] for n in written])
+
+    return run if is_complete else None
 
 
 _MAX_BOUND = 64  # of one layout, whose tensors mostly have the same strides
@@ -166,7 +155,7 @@ def repeated(method: Callable[..., None]) -> Callable[..., None]:
         key = (name, *[_layout_of(a, tensors) for a in args], tensors[0].device)
         bound = self.bound.get(key)
         if bound:
-            bound.run(tensors)
+            bound(tensors)
             return
         used = [t.data_ptr() for t in tensors if t.numel()]
         # One tensor as two arguments: its address is ambiguous.
@@ -177,8 +166,7 @@ def repeated(method: Callable[..., None]) -> Callable[..., None]:
             method(self, *args)
         if len(self.bound) >= _MAX_BOUND:
             self.bound.clear()
-        bound = _BoundLaunches(launches, tensors)
-        self.bound[key] = bound.is_complete and bound
+        self.bound[key] = _bound(launches, tensors) or False
 
     return run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +12,7 @@ from torch import Tensor
 
 from poolgrad.windows import Axis, Layout, WindowKind
 
-Axes = tuple[Axis, Axis, Axis]
-Sizes = tuple[int, int, int]
+Axes = tuple[Axis, ...]  # depth, height and width
 
 TILE = 1024  # elements of a tile
 THREADS = 128  # of a program: eight elements for each, 128 bits of a 2-byte type
@@ -24,14 +24,14 @@ _IDENTITY = Axis(1, 1, 1)
 
 
 class View(NamedTuple):
-    """A tensor with the axes (n, p, depth, height, width, channel): sizes and strides."""
+    """A tensor with the axes (p, n, depth, height, width, channel): sizes and strides.
+
+    The axes p and n are those that are not pooled, merged: ``p`` is the faster one.
+    """
 
     tensor: Tensor
-    planes: int  # of the axes that are not pooled, n and p together
-    sizes: Sizes  # depth, height, width
-    channels: int
-    strides: tuple[int, ...]  # p, n, depth, height, width, channel
-    p: int  # the size of axis p
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
 def view(tensor: Tensor, layout: Layout) -> View:
@@ -51,27 +51,25 @@ def view(tensor: Tensor, layout: Layout) -> View:
     if len(merged) > 2:
         back = [order.index(a) for a in range(len(order))]
         return view(tensor.permute(order).contiguous().permute(back), layout)
-    (n, s_n), (p, s_p) = [(1, 0)] * (2 - len(merged)) + merged
-    missing = 3 - len(pooled)
-    sizes: Any = (1,) * missing + tuple(tensor.shape[a] for a in pooled)
-    strides = (0,) * missing + tuple(tensor.stride(a) for a in pooled)
-    channels = tensor.shape[inner[0]] if inner else 1
-    last = tensor.stride(inner[0]) if inner else 0
-    return View(tensor, n * p, sizes, channels, (s_p, s_n, *strides, last), p)
+    n, p = [(1, 0)] * (2 - len(merged)) + merged
+    along = [(tensor.shape[a], tensor.stride(a)) for a in (*pooled, *inner)]
+    channel = [] if inner else [(1, 0)]
+    axes = [p, n, *[(1, 0)] * (3 - len(pooled)), *along, *channel]
+    return View(tensor, *zip(*axes, strict=True))
 
 
-def contiguous(tensor: Tensor, planes: int, sizes: Sizes, channels: int) -> View:
+def contiguous(tensor: Tensor, planes: int, sizes: Sequence[int], channels: int) -> View:
     """Return the memory view of a tensor whose elements lie in the order of the axes."""
     d, h, w = sizes
     strides = (d * h * w * channels, 0, h * w * channels, w * channels, channels, 1)
-    return View(as_bytes(tensor), planes, sizes, channels, strides, planes)
+    return View(as_bytes(tensor), (planes, 1, d, h, w, channels), strides)
 
 
 def flattened(v: View) -> View:
     """Return planes as one long axis if their elements lie at equal distances."""
-    (d, h, w), (s_p, s_n, s_d, s_h, s_w, s_c) = v.sizes, v.strides
+    (p, n, d, h, w, c), (s_p, s_n, s_d, s_h, s_w, s_c) = v.shape, v.strides
     if (h == 1 or s_h == w * s_w) and (d == 1 or s_d == h * w * s_w):
-        return v._replace(sizes=(1, 1, d * h * w), strides=(s_p, s_n, 0, 0, s_w, s_c))
+        return View(v.tensor, (p, n, 1, 1, d * h * w, c), (s_p, s_n, 0, 0, s_w, s_c))
     return v
 
 
@@ -86,13 +84,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 def axes_of(layout: Layout) -> Axes:
     """Depth, height and width; axes that are not pooled have one window of one tap."""
     axes = layout.window.axes
-    return (_IDENTITY,) * (3 - len(axes)) + axes  # type: ignore[return-value]
-
-
-def only(axes: Axes, pooled: int, sizes: list[int]) -> Axes:
-    """Return the windows along axis `pooled`; the other axes, of these sizes, are not pooled."""
-    kept = [a if k == pooled else Axis(sizes[k], sizes[k], 1) for k, a in enumerate(axes)]
-    return kept[0], kept[1], kept[2]
+    return (_IDENTITY,) * (3 - len(axes)) + axes
 
 
 def in_pairs(axis: Axis) -> bool:
@@ -136,14 +128,13 @@ def _most_fixed(axis: Axis) -> int:
 def index_type(*views: View, axes: tuple[Axis, ...] = (), elements: int = 0) -> Any:
     """The type of offsets and positions: int64 if one of them may be 2**31 or more.
 
-    `elements`: the number of taps of a window or of elements of a plane, which may be larger.
+    `elements`: the number of taps of a window or of elements of an array, which may be larger.
     """
     limit = 2**31 - TILE * 8
     large = elements >= limit or any(_largest_position(a) >= limit for a in axes)
     for v in views:
-        shape = (v.p, v.planes // max(v.p, 1), *v.sizes, v.channels)
-        reach = sum((n - 1) * abs(s) for n, s in zip(shape, v.strides, strict=True))
-        large |= max(reach, v.planes * math.prod(v.sizes) * v.channels) >= limit
+        reach = sum((n - 1) * abs(s) for n, s in zip(v.shape, v.strides, strict=True))
+        large |= max(reach, math.prod(v.shape)) >= limit
     return tl.int64 if large else tl.int32
 
 
