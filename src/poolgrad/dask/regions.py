@@ -29,7 +29,7 @@ def region_map(input: Any, boxes: Any, bins: Bins) -> tuple[Any, RegionMap]:
     """Return the input in chunks of whole images, and the map of its regions."""
     x = asarray("input", input)
     check_input(x.dtype, x.shape)
-    x = without_empty_chunks(x.rechunk({2: -1, 3: -1}))
+    x = x.rechunk({2: -1, 3: -1})
     return x, _ChunkedMap(x, host_table(boxes, x.shape[0]), bins)
 
 
