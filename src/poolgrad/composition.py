@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from poolgrad.dtypes import FLOATS
 from poolgrad.interface import ComposedOperator, Request
 from poolgrad.operators import OPERATORS
 from poolgrad.pullback import Call, Pullback
-from poolgrad.windows import brief
 
 if TYPE_CHECKING:
     from poolgrad.frontend import FrontEnd
@@ -61,11 +59,8 @@ class Composition(Call):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The tape holds functions, which cannot be pickled: it is recorded again from the input.
-        return _recorded_again, (replace(self.request, **self._arrays()), self.front)
-
-    def _arrays(self) -> dict[str, Any]:
         x, *operands = (leaf.value for leaf in self.leaves)
-        return {"x": x, "operands": (*operands,)}
+        return _recorded_again, (replace(self.request, x=x, operands=(*operands,)), self.front)
 
     def gradient(self, gy: Any, x: Any, residual: Any) -> Any:
         return self._gradients(gy)[0]
@@ -96,22 +91,8 @@ class Composition(Call):
 
 
 def _composition(request: Request, front: FrontEnd) -> Composition:
-    x = front.checked_input(request)
-    operand = _operand(request, front, x) if request.operands else None
-    return Composition(front, request, front.prepared(request, x), x, operand)
-
-
-def _operand(request: Request, front: FrontEnd, x: Any) -> Any:
-    """Return the second input, checked."""
-    name, expected = OPERATORS[request.operator].operand.name, tuple(x.shape)
-    (given,) = request.operands
-    value = front.asarray(name, given)
-    if front.dtype_name(value) not in FLOATS:
-        came = shown(value.dtype) if hasattr(given, "dtype") else brief(given)
-        raise TypeError(f"{name} must be of a floating dtype, got {came}")
-    if tuple(value.shape) != expected:
-        raise ValueError(f"{name} must have the shape of x, {expected}, got {tuple(value.shape)}")
-    return value
+    call = front.call(request)
+    return Composition(front, call.request, call.ready, call.x, call.operand)
 
 
 def perform(request: Request, front: FrontEnd) -> Any:
@@ -163,8 +144,3 @@ def vjp(request: Request, front: FrontEnd) -> tuple[Any, Pullback]:
 
 def _recorded_again(request: Request, front: FrontEnd) -> Call:
     return vjp(request, front)[1].call
-
-
-def shown(dtype: object) -> str:
-    """Return a dtype as errors show it: ``<U3``, not ``str96``; ``int64``, not ``torch.int64``."""
-    return str(dtype).rpartition(".")[2]

@@ -14,13 +14,14 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from poolgrad import arguments, composition, front_ends
-from poolgrad.composition import Functions, shown
+from poolgrad.composition import Functions
 from poolgrad.dtypes import FLOATS
+from poolgrad.dtypes import name_of as name_of_dtype
 from poolgrad.interface import Buffer, Request, indexed, unpacked, without_split_ties
 from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import OPERATORS, Prepared, prepare
 from poolgrad.pullback import Call, Pullback
-from poolgrad.windows import brief
+from poolgrad.windows import Layout, brief
 
 # First part of the name of an array's module -> name of the front end.
 _LIBRARIES = {name: name for name in ("numpy", "torch", "jax", "dask", "xarray")}
@@ -128,7 +129,7 @@ class FrontEnd(ABC):
 
     def dtype_name(self, x: Any) -> str:
         """Return the name of the dtype of an array."""
-        raise NotImplementedError
+        return name_of_dtype(x.dtype)
 
     def functions(self, x: Any) -> Functions:
         """Return the functions that a composed operator may call."""
@@ -200,7 +201,7 @@ class FrontEnd(ABC):
         """Return the input as an array of a dtype that the operator accepts."""
         x, operator = self.asarray("x", request.x), OPERATORS[request.operator]
         if not operator.accepts(self.dtype_name(x)):
-            raise operator.refuse_dtype(shown(x.dtype))
+            raise operator.refuse_dtype(name_of_dtype(x.dtype))
         return x
 
     def call(self, request: Request) -> Call:
@@ -261,7 +262,7 @@ class FrontEnd(ABC):
     def require_gradient(self, x: Any) -> None:
         """Raise an error unless an array of this dtype has a gradient."""
         if self.dtype_name(x) not in FLOATS:
-            came = shown(x.dtype)
+            came = name_of_dtype(x.dtype)
             raise TypeError(f"x must be of a floating dtype to have a gradient, got {came}")
 
     def check_out(self, out: Any) -> None:
@@ -315,10 +316,10 @@ class FrontEnd(ABC):
             arguments.check_samples_shape(self.shape_of(given), layout)
         else:
             given = self.from_numpy(operand.checked(given, layout), x)
-        return self.samples_below_one(given, ready)
+        return self.samples_below_one(given, layout, operand.accepted(layout)[0])
 
-    def samples_below_one(self, samples: Any, ready: Prepared) -> Any:
-        """Round samples to the dtype of the input, below 1."""
+    def samples_below_one(self, samples: Any, layout: Layout, dtype: str) -> Any:
+        """Round samples to a dtype, below 1."""
         raise NotImplementedError
 
     def indices(self, value: Any, x: Any) -> Any:

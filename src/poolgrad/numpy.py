@@ -29,13 +29,12 @@ from poolgrad.buffers import (
 )
 from poolgrad.composition import Functions
 from poolgrad.core import get_num_threads
-from poolgrad.dtypes import FLOATS
 from poolgrad.frontend import FrontEnd
 from poolgrad.interface import Buffer, Request, indexed
 from poolgrad.operands import Parameter
 from poolgrad.operators import Prepared
 from poolgrad.pullback import Call, Pullback
-from poolgrad.windows import inner_axis
+from poolgrad.windows import Layout, inner_axis
 
 Array = NDArray[Any]
 
@@ -179,13 +178,11 @@ class NumpyFrontEnd(FrontEnd):
     def parameter(self, operand: Parameter, value: Any, x: Array, ready: Prepared) -> Array:
         return operand.checked(value, ready).ravel()
 
-    def samples_below_one(self, samples: Any, ready: Prepared) -> Array:
-        layout = ready.layout
-        name = layout.dtype if layout.dtype in FLOATS else "float32"
-        dtype, shape = dtype_named(name), arguments.samples_shape(layout)
-        rounded = samples.astype(dtype, order="C").reshape(shape)  # the kernels read no strides
-        clipped = rounded.clip(max=arguments.below_one(name))
-        return clipped.astype(dtype, order="C")
+    def samples_below_one(self, samples: Any, layout: Layout, dtype: str) -> Array:
+        kind, shape = dtype_named(dtype), arguments.samples_shape(layout)
+        rounded = samples.astype(kind, order="C").reshape(shape)  # the kernels read no strides
+        clipped = rounded.clip(max=arguments.below_one(dtype))
+        return clipped.astype(kind, order="C")
 
     # Cached calls
 

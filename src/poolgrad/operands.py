@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolgrad import arguments
-from poolgrad.dtypes import FLOATS
+from poolgrad.dtypes import FLOATS, name_of
+from poolgrad.windows import brief
 
 if TYPE_CHECKING:
     from poolgrad.frontend import FrontEnd
@@ -220,12 +221,18 @@ class Indices(Operand):
 
 
 class SecondInput(Operand):
-    """A second array of the shape of the input, with a gradient, for composed operators.
-
-    `composition` converts it.
-    """
+    """A second array of the shape of the input, with a gradient, for composed operators."""
 
     has_gradient = True
+
+    def convert(self, front: FrontEnd, value: Any, x: Any, ready: Any) -> Any:
+        array, expected = front.asarray(self.name, value), tuple(x.shape)
+        if front.dtype_name(array) not in FLOATS:
+            came = name_of(array.dtype) if hasattr(value, "dtype") else brief(value)
+            raise TypeError(f"{self.name} must be of a floating dtype, got {came}")
+        if (shape := tuple(array.shape)) != expected:
+            raise ValueError(f"{self.name} must have the shape of x, {expected}, got {shape}")
+        return array
 
     def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
         return layout.dtype, [layout.in_shape], False

@@ -15,7 +15,6 @@ from jax import Array
 from poolgrad import arguments
 from poolgrad.buffers import readable
 from poolgrad.composition import Functions
-from poolgrad.dtypes import FLOATS
 from poolgrad.frontend import FrontEnd
 from poolgrad.interface import Request
 from poolgrad.jax.primitives import bound, forward_p
@@ -24,7 +23,7 @@ from poolgrad.operands import Parameter
 from poolgrad.operators import Prepared
 from poolgrad.portable import engine
 from poolgrad.pullback import Call
-from poolgrad.windows import WindowKind, first_pooled, unmasked
+from poolgrad.windows import Layout, WindowKind, first_pooled, unmasked
 
 
 class JaxFrontEnd(FrontEnd):
@@ -43,16 +42,13 @@ class JaxFrontEnd(FrontEnd):
             value = readable(unmasked(name, value))  # JAX: native order only
         return jnp.asarray(value)
 
-    def dtype_name(self, x: Array) -> str:
-        return str(x.dtype.name)
-
     def functions(self, x: Array) -> Functions:
         return Functions(
             jnp.exp, jnp.where, jnp.max, lambda x, dtype: x.astype(dtype), jax.lax.stop_gradient
         )
 
     def inner(self, request: Request, x: Array) -> int:
-        return _static(request).inner(x.shape)
+        return x.ndim - 1 if request.channels_last else -1
 
     def perform(self, request: Request) -> Any:
         is_fractional = request.spec.kind is WindowKind.FRACTIONAL
@@ -65,9 +61,10 @@ class JaxFrontEnd(FrontEnd):
         return jax.tree.map(lambda y: jnp.moveaxis(y, first, -1), super().perform(moved))
 
     def forward(self, call: Call, keep: bool = False) -> tuple[Array, tuple[Array, ...]]:
-        pool, x = _static(call.request)._replace(options=call.ready.options), call.x
-        operator = pool.operator
-        if operator.result(x.dtype.name) == "float64" and not has_wide_numbers():
+        ready, x = call.ready, call.x
+        sizes = tuple(x.shape[a] for a in ready.layout.pooled)
+        pool = Static(ready.operator.name, ready.spec, ready.options, ready.channels_last, sizes)
+        if ready.layout.out_dtype == "float64" and not has_wide_numbers():
             x = x.astype(jnp.float32)  # without 64-bit types the mean of integers is float32
         operands = () if call.operand is None else (call.operand,)
         y, *residual = bound(forward_p, x, *operands, pool=pool, keep=int(keep))
@@ -122,10 +119,8 @@ class JaxFrontEnd(FrontEnd):
         wide = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize > 2
         return jax.random.uniform(key, shape, x.dtype if wide else jnp.float32)
 
-    def samples_below_one(self, samples: Any, ready: Prepared) -> Array:
-        layout = ready.layout
-        dtype = jnp.dtype(layout.dtype if layout.dtype in FLOATS else "float32")
-        most = jnp.asarray(arguments.below_one(dtype.name), dtype)
+    def samples_below_one(self, samples: Any, layout: Layout, dtype: str) -> Array:
+        most = jnp.asarray(arguments.below_one(dtype), dtype)
         below = jnp.minimum(jnp.asarray(samples).astype(dtype), most)
         leading = (s for a, s in enumerate(layout.in_shape) if a not in layout.pooled)
         return jax.lax.stop_gradient(below.reshape(*leading, len(layout.pooled)))
@@ -136,10 +131,6 @@ class JaxFrontEnd(FrontEnd):
         wide = "int64" if value.dtype == jax.dtypes.canonicalize_dtype(np.int64) else value.dtype
         arguments.check_indices(wide, value.shape, x.shape)
         return value
-
-
-def _static(request: Request) -> Static:
-    return Static(request.operator, request.spec, request.options, request.channels_last)
 
 
 _GENERATOR = "key of jax.random"

@@ -15,7 +15,6 @@ from torch import Tensor
 from poolgrad import arguments, portable
 from poolgrad.call_cache import is_cacheable
 from poolgrad.composition import Functions
-from poolgrad.dtypes import FLOATS
 from poolgrad.frontend import FrontEnd
 from poolgrad.interface import Request, Selection, indexed, unpacked
 from poolgrad.operands import Parameter, Samples, WindowSamples
@@ -44,7 +43,7 @@ from poolgrad.torch.batching import lead
 from poolgrad.torch.devices import define
 from poolgrad.torch.engines import Engine
 from poolgrad.torch.library import library
-from poolgrad.windows import WindowKind, flatten
+from poolgrad.windows import Layout, WindowKind, flatten
 
 LIBRARY = library(__name__)
 
@@ -292,14 +291,12 @@ class TorchFrontEnd(FrontEnd):
             value = value._replace(values=checked(operand.name, given).to(x.device))
         return super().samples(operand, value, x, ready)
 
-    def samples_below_one(self, samples: Tensor, ready: Prepared) -> Tensor:
-        layout = ready.layout
-        name = layout.dtype if layout.dtype in FLOATS else "float32"
-        dtype, most = DTYPES[name], arguments.below_one(name)
-        narrow = samples.to(dtype)
+    def samples_below_one(self, samples: Tensor, layout: Layout, dtype: str) -> Tensor:
+        kind, most = DTYPES[dtype], arguments.below_one(dtype)
+        narrow = samples.to(kind)
         # Rounding takes no sample into [0, 1) or out of it: the kernels check.
         narrow = torch.where(samples < 1, narrow.clamp(max=most), narrow)
-        negative = narrow.clamp(max=-torch.finfo(dtype).tiny)
+        negative = narrow.clamp(max=-torch.finfo(kind).tiny)
         narrow = torch.where(samples < 0, negative, narrow)
         return narrow.reshape(arguments.samples_shape(layout)).contiguous()
 
