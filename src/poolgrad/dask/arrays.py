@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise, product
-from operator import getitem
+from operator import itemgetter
 from typing import Any
 
 import dask.array as da
@@ -134,11 +134,11 @@ def map_chunks(
                 keys.append((array.name, *chunk))
                 if any(cut != slice(None) for cut in cuts):
                     part = (f"{name}-part{k}", *position, *chunk)
-                    graph[part] = (getitem, keys[-1], (*cuts,))
+                    graph[part] = (itemgetter((*cuts,)), keys[-1])
                     keys[-1] = part
             # Inside this task, because Dask takes long to run tasks that it fuses.
-            parts.append((joined, keys, [*map(len, along)]))
-        graph[name, *position] = (run, position, *parts)
+            parts.append((partial(joined, [*map(len, along)]), *keys))
+        graph[name, *position] = (partial(run, position), *parts)
     layers = HighLevelGraph.from_collections(name, graph, dependencies=sources)
     return da.Array(layers, name, chunks, meta=np.empty((0,) * len(chunks), dtype))
 
@@ -156,10 +156,10 @@ def _pieces(chunks: Sequence[int], ranges: Sequence[Range]) -> list[list[tuple[i
     return found
 
 
-def joined(pieces: Sequence[Array], grid: Position) -> Array:
+def joined(grid: Sequence[int], *pieces: Array) -> Array:
     """Return the pieces, in row-major order of a grid, as one array."""
     for axis in reversed(range(len(grid))):
         if (n := grid[axis]) > 1:
             starts = range(0, len(pieces), n)
-            pieces = [np.concatenate(pieces[i : i + n], axis) for i in starts]
+            pieces = (*(np.concatenate(pieces[i : i + n], axis) for i in starts),)
     return pieces[0]

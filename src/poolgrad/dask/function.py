@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import starmap
 from typing import Any
 
 import dask.array as da
@@ -24,7 +25,7 @@ from poolgrad.dask import tasks
 from poolgrad.dask.arrays import Chunks, asarray, map_chunks, spans, without_empty_chunks
 from poolgrad.dask.segments import Range, inputs_of, outputs_of, segment_reading, segments
 from poolgrad.frontend import FrontEnd
-from poolgrad.interface import Request, unpacked
+from poolgrad.interface import Buffer, Request, unpacked
 from poolgrad.numpy import FRONT_END as NUMPY
 from poolgrad.operators import OPERATORS
 from poolgrad.pullback import Call
@@ -112,9 +113,6 @@ class DaskFrontEnd(FrontEnd):
             value = da.asarray(value)
         return asarray(name, value)
 
-    def dtype_name(self, x: Any) -> str:
-        return str(x.dtype.name)
-
     def functions(self, x: Any) -> Functions:
         return Functions(da.exp, da.where, da.max, lambda x, dtype: x.astype(dtype_named(dtype)))
 
@@ -138,27 +136,21 @@ class DaskFrontEnd(FrontEnd):
         return DaskCall(self, made.request, made.ready, x, operand, *chunks)
 
     def forward(self, call: Any, keep: bool = False) -> tuple[Any, tuple[Any, ...]]:
-        ready, chunks, segments = call.ready, call.out_chunks, call.segments
-        buffers = (ready.output, *ready.residual * keep)
-        x = _parts(call.x, segments, inputs_of)
-        how = {"segments": segments, "keep": len(buffers) > 1}
-        dtype = "object" if how["keep"] else ready.output.dtype
+        chunks, residual, output = call.out_chunks, call.ready.residual * keep, call.ready.output
+        x = _parts(call.x, call.segments, inputs_of)
+        how = {"segments": call.segments, "keep": bool(residual)}
+        dtype = "object" if residual else output.dtype
         results = call.mapped(tasks.forward, chunks, dtype, x, **how)
-        if not how["keep"]:
+        if not residual:
             return results, ()
-        y, *residual = (
-            # Bits of ties have one more axis.
-            map_chunks(
-                tasks.element,
-                (*chunks, *((size,) for size in buffer.shape[len(chunks) :])),
-                dtype_named(buffer.dtype),
-                results,
-                token=f"{ready.operator.name}-{k}",
-                k=k,
-            )
-            for k, buffer in enumerate(buffers)
-        )
-        return y, (*residual,)
+
+        def element(k: int, buffer: Buffer) -> Any:
+            more = ((size,) for size in buffer.shape[len(chunks) :])  # bits of ties
+            token, dtype = f"{call.request.operator}-{k}", dtype_named(buffer.dtype)
+            return map_chunks(tasks.element, (*chunks, *more), dtype, results, token=token, k=k)
+
+        y, *kept = starmap(element, enumerate((output, *residual)))
+        return y, (*kept,)
 
     def indices_of(self, call: Any, routes: Any) -> Any:
         how = {"segments": call.segments}
@@ -186,12 +178,10 @@ class DaskFrontEnd(FrontEnd):
 
     def cotangent(self, gy: Any, dtype: str, shape: tuple[int, ...], full: tuple[int, ...]) -> Any:
         kind = dtype_named(dtype)
-        if isinstance(gy, da.Array):
-            given = asarray("gy", gy)
-            arguments.check_cotangent(gy, given.dtype, given.shape, shape)
-        else:
-            given = da.asarray(arguments.cotangent(gy, kind, shape))
-        return without_empty_chunks(given.astype(kind).reshape(full))
+        lazy = isinstance(gy, da.Array)
+        given = asarray("gy", gy) if lazy else arguments.cotangent(gy, kind, shape)
+        arguments.check_cotangent(gy, given.dtype, given.shape, shape)
+        return without_empty_chunks(da.asarray(given).astype(kind).reshape(full))
 
 
 def _scaled(chunks: Sequence[int], size: int, out: int) -> tuple[int, ...]:

@@ -12,13 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolgrad.buffers import dtype_named, readable
-from poolgrad.dask.arrays import (
-    Position,
-    asarray,
-    map_chunks,
-    shape_at,
-    without_empty_chunks,
-)
+from poolgrad.dask.arrays import Position, asarray, map_chunks, shape_at, without_empty_chunks
 from poolgrad.dtypes import name_of
 from poolgrad.region_maps import Bins, KernelMap, RegionMap, check_input, host_table
 

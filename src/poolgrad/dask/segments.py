@@ -47,8 +47,10 @@ def _segment(axis: Axis, first: int, stop: int, least_end: int = 0) -> Axis:
 def _first_from(axis: Axis, position: int) -> int:
     """Return the first window that begins at a position or behind it; `out` if there is none."""
     if axis.adaptive:
-        return min(-(-position * axis.out // axis.size), axis.out)
-    return min(max(-(-(position + axis.lo) // axis.stride), 0), axis.out)
+        first = -(-position * axis.out // axis.size)
+    else:
+        first = -(-(position + axis.lo) // axis.stride)
+    return min(max(first, 0), axis.out)
 
 
 def segments(axis: Axis, chunks: tuple[int, ...]) -> list[Axis]:
@@ -57,25 +59,12 @@ def segments(axis: Axis, chunks: tuple[int, ...]) -> list[Axis]:
     Windows of padding only belong to another segment. If there are no others, the whole axis is one
     segment.
     """
-    bounds = [0]
-    for end in accumulate(chunks[:-1]):
-        stop = _first_from(axis, end)
-        if _holds_input(axis, bounds[-1], stop):
-            bounds.append(stop)
-    if not _holds_input(axis, bounds[-1], axis.out):
-        bounds.pop()
-    if not bounds:
+    first, end = _first_from(axis, 1 - _reach(axis)), _first_from(axis, axis.size)
+    if first >= end:  # no window from `first` to `end` contains an input
         return [axis]
-    return [_segment(axis, *outputs) for outputs in pairwise([*bounds, axis.out])]
-
-
-def _holds_input(axis: Axis, first: int, stop: int) -> bool:
-    """Whether there are windows from `first` to `stop`, and one of them contains an input."""
-    return (
-        first < stop
-        and _window_range(axis, first)[0] < axis.size
-        and _window_range(axis, stop - 1)[1] > 0
-    )
+    stops = {_first_from(axis, stop) for stop in accumulate(chunks)}
+    bounds = [0, *sorted(stop for stop in stops if first < stop < end), axis.out]
+    return [_segment(axis, *outputs) for outputs in pairwise(bounds)]
 
 
 def segment_reading(axis: Axis, start: int, stop: int) -> Axis:

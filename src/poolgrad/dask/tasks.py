@@ -26,33 +26,27 @@ Segments = Mapping[int, Sequence[Axis]]  # by pooled axis, one for each chunk
 
 def _call(
     position: Position,
-    x: Array,
+    array: Array,
     operands: Sequence[Array],
     requests: Sequence[Request],
     channel: int,
     segments: Segments,
+    dtype: Any = None,
 ) -> NumpyCall:
     """Return the call of a chunk.
 
+    `array` is the input or, if the `dtype` of the input is passed, of the shape of the output.
     `requests` are those of each chunk along the axis of channels, or one; an operand that is cut
     along all axes is in `operands`.
     """
+    here = {axis: along[position[axis]] for axis, along in segments.items()}
+    if dtype is not None:
+        sizes = (here[axis].size if axis in here else n for axis, n in enumerate(array.shape))
+        array = placeholder((*sizes,), dtype)
     request = requests[position[channel] if len(requests) > 1 else 0]
-    spec = request.spec._replace(slices=(*_here(position, segments).values(),))
+    spec = request.spec._replace(slices=(*here.values(),))
     operands = (*operands,) or request.operands
-    return FRONT_END.call(replace(request, x=x, spec=spec, operands=operands))
-
-
-def _here(position: Position, segments: Segments) -> dict[int, Axis]:
-    return {axis: along[position[axis]] for axis, along in segments.items()}
-
-
-def _input(position: Position, y: Array, dtype: Any, segments: Segments) -> Array:
-    """Return a placeholder for the input of the segments from an array of their outputs."""
-    shape = [*y.shape]
-    for axis, segment in _here(position, segments).items():
-        shape[axis] = segment.size
-    return placeholder((*shape,), dtype)
+    return FRONT_END.call(replace(request, x=array, spec=spec, operands=operands))
 
 
 def forward(position: Position, x: Array, *operands: Array, keep: bool, **how: Any) -> Any:
@@ -68,7 +62,7 @@ def element(position: Position, results: tuple[Array, ...], k: int) -> Array:
 
 def indices(position: Position, routes: Array, **how: Any) -> Array:
     """Convert routes of segments to flat positions in the plane of the input."""
-    call = _call(position, _input(position, routes, np.dtype("f4"), how["segments"]), (), **how)
+    call = _call(position, routes, (), **how, dtype=np.dtype("f4"))
     (routes,) = laid_out((readable(routes),), call.ready.residual)
     found, here = FRONT_END.indices_of(call, routes), call.ready.layout.window.axes
     along = np.unravel_index(np.maximum(found, 0), [s.size for s in here])
@@ -92,10 +86,10 @@ def gradient(
     gy, *kept = map(readable, (gy, *arrays))
     operands = () if operator.windowed else (kept.pop(),)
     x = kept.pop() if operator.nonlinear else None
-    call = _call(position, _input(position, gy, gy.dtype, how["segments"]), operands, **how)
+    call = _call(position, gy, operands, **how, dtype=gy.dtype)
     part = FRONT_END.gradient(call, gy, x, laid_out(kept, call.ready.residual))
-    inside = [slice(None)] * part.ndim
-    for axis, segment in _here(position, how["segments"]).items():
+    inside, layout = [slice(None)] * part.ndim, call.ready.layout
+    for axis, segment in zip(layout.pooled, layout.window.axes, strict=True):
         start, stop = (n - segment.origin.before for n in bounds[axis][position[axis]])
         inside[axis] = slice(start, stop)
     gx: Array = part[tuple(inside)]
