@@ -16,7 +16,7 @@ from robustness.calls import Case
 
 import poolgrad
 from poolgrad.jax import portable
-from poolgrad.jax.primitives import forward_p, jvp_p, lowering, vjp_p
+from poolgrad.jax.primitives import derivative_p, forward_p, lowering
 
 KINDS = (
     "max", "relu_max", "min", "median", "stochastic", "fractional_max", "max_unpool", "avg", "lp",
@@ -84,8 +84,7 @@ def without_kernels() -> Iterator[None]:
     kept = mlir._platform_specific_lowerings["cpu"]  # JAX has no way to take one back
     ways: dict[Any, Callable[..., Any]] = {
         forward_p: portable.forward,
-        jvp_p: portable.jvp,
-        vjp_p: portable.vjp,
+        derivative_p: portable.derivative,
     }
     before = {p: kept[p] for p in ways}
     jax.clear_caches()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad.dtypes import FLOATS, INTEGERS
+from poolgrad.dtypes import FLOATS, INTEGERS, name_of
 from poolgrad.windows import Layout, brief, in_memory, unmasked
 
 Array = NDArray[Any]
@@ -163,16 +163,15 @@ def cotangent(gy: Any, dtype: np.dtype[Any], expected: tuple[int, ...]) -> Array
     return given.astype(dtype, copy=False)
 
 
-def check_cotangent(
-    gy: Any, dtype: np.dtype[Any], shape: tuple[int, ...], expected: tuple[int, ...]
-) -> None:
+def check_cotangent(gy: Any, dtype: Any, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     """Raise an error unless `gy` is a cotangent of an output of the shape `expected`.
 
     Every floating dtype is accepted, because `gy` is converted to the dtype of the output. If the
     output has one element, a number without axes is accepted.
     """
-    if dtype.kind != "f" and dtype.name not in FLOATS:
-        came = brief(gy) if dtype.kind == "O" and not shape else dtype
+    name = name_of(dtype)
+    if name not in FLOATS and getattr(dtype, "kind", "") != "f":
+        came = brief(gy) if name == "object" and not shape else name
         raise TypeError(f"gy must be an array of a floating dtype, got {came}")
     if shape != expected and not (shape == () and math.prod(expected) == 1):
         raise ValueError(f"gy must have the shape of the output, {expected}, got {shape}")

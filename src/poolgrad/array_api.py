@@ -8,7 +8,6 @@ on a device stay there.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from array_api_compat import array_namespace, is_array_api_obj
 
 from poolgrad import arguments
 from poolgrad.composition import Functions
-from poolgrad.dtypes import FLOATS, name_of
 from poolgrad.frontend import FrontEnd
 from poolgrad.portable import engine
 from poolgrad.portable.arrays import converted, placed
@@ -34,9 +32,6 @@ class PortableFrontEnd(FrontEnd):
         if not is_array_api_obj(value):
             raise TypeError(f"{name} must be an array, got {type(value).__qualname__}")
         return value
-
-    def dtype_name(self, x: Any) -> str:
-        return name_of(x.dtype)
 
     def functions(self, x: Any) -> Functions:
         xp = array_namespace(x)
@@ -62,12 +57,10 @@ class PortableFrontEnd(FrontEnd):
         return array_namespace(x).asarray(x, copy=True)
 
     def cotangent(self, gy: Any, dtype: str, shape: tuple[int, ...], full: tuple[int, ...]) -> Any:
-        if not is_array_api_obj(gy) or name_of(gy.dtype) not in FLOATS:
-            came = name_of(gy.dtype) if is_array_api_obj(gy) else type(gy).__qualname__
+        if not is_array_api_obj(gy):
+            came = type(gy).__qualname__
             raise TypeError(f"gy must be an array of a floating dtype, got {came}")
-        given = tuple(gy.shape)
-        if given != shape and not (given == () and math.prod(shape) == 1):
-            raise ValueError(f"gy must have the shape of the output, {shape}, got {given}")
+        arguments.check_cotangent(gy, gy.dtype, tuple(gy.shape), shape)
         gy = in_memory("gy", gy)
         xp = array_namespace(gy)
         return xp.reshape(converted(xp, gy, dtype), full)
@@ -78,10 +71,8 @@ class PortableFrontEnd(FrontEnd):
         return not isinstance(value, np.ndarray | np.generic) and is_array_api_obj(value)
 
     def from_numpy(self, array: Any, x: Any) -> Any:
-        xp = array_namespace(x)
-        array = np.asarray(array)
-        dtype = getattr(xp, array.dtype.name)
-        return xp.asarray(array.tolist(), dtype=dtype, **placed(x))
+        xp, array = array_namespace(x), np.asarray(array)
+        return xp.asarray(array.tolist(), dtype=getattr(xp, array.dtype.name), **placed(x))
 
     def narrowed(self, value: Any, dtype: str) -> Any:
         return converted(array_namespace(value), value, dtype)

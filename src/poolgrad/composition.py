@@ -58,11 +58,8 @@ class Composition(Call):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The tape holds functions, which cannot be pickled: it is recorded again from the input.
-        return _recorded_again, (replace(self.request, **self._arrays()), self.front)
-
-    def _arrays(self) -> dict[str, Any]:
         x, *operands = (leaf.value for leaf in self.leaves)
-        return {"x": x, "operands": (*operands,)}
+        return _recorded_again, (replace(self.request, x=x, operands=(*operands,)), self.front)
 
     def gradient(self, gy: Any, x: Any, residual: Any) -> Any:
         return self._gradients(gy)[0]

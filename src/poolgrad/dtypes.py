@@ -7,7 +7,7 @@ INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "boo
 
 
 def name_of(dtype: object) -> str:
-    """Return the name of a dtype of any library, such as ``"float32"``."""
+    """Return the name of a dtype of any library, such as ``"float32"``; as errors show it."""
     return str(dtype).rpartition(".")[2]
 
 

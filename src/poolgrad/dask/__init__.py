@@ -8,11 +8,11 @@
 >>> pullback(y).numblocks
 (4, 4)
 
-An output chunk holds the windows that begin in one input chunk (`segments.py`). `gather` reads the
-inputs of these windows, or for a gradient the windows that read an input chunk, and `map_chunks`
-runs a function of `tasks.py` on each part (`arrays.py`); the functions call the front end for NumPy
-with windows that are a slice of the whole axis, so that results are bit-identical. `function.py` is
-the front end, `regions.py` pools regions of interest.
+An output chunk holds the windows that begin in one input chunk (`segments.py`). `map_chunks`
+(`arrays.py`) runs a function of `tasks.py` on the inputs of these windows, or for a gradient on the
+windows that read an input chunk; the functions call the front end for NumPy with windows that are a
+slice of the whole axis, so that results are bit-identical. `function.py` is the front end,
+`regions.py` pools regions of interest.
 
 Tests: ``tests/frontends/test_dask.py`` and ``test_dask_chunks.py``.
 """

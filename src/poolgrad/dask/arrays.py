@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate, chain, pairwise, product
-from operator import getitem
+from itertools import accumulate, pairwise, product
+from operator import itemgetter
 from typing import Any
 
 import dask.array as da
@@ -13,12 +13,10 @@ import numpy as np
 from dask.array.utils import meta_from_array
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
-from dask.layers import ArrayBlockIdDep
 from numpy.typing import NDArray
 
 from poolgrad.buffers import dtype_named, readable
 from poolgrad.dask.segments import Range
-from poolgrad.windows import Axis
 
 Array = NDArray[Any]
 Position = tuple[int, ...]
@@ -26,7 +24,7 @@ Chunks = tuple[tuple[int, ...], ...]
 
 
 def asarray(name: str, array: Any) -> Any:
-    """Return a private Dask array, whose chunks pass through `readable_chunk`.
+    """Return a private Dask array, whose chunks have elements and passed `readable_chunk`.
 
     Every array of a caller passes through this function. The result is a new array, because
     ``x[...] = value`` replaces the graph of the caller's array.
@@ -48,7 +46,8 @@ def asarray(name: str, array: Any) -> Any:
         )
     dtype = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
     how = {"name": name, "grid": array.chunks, "dtype_name": dtype.name}
-    return map_chunks(readable_chunk, array.chunks, dtype, array, token="readable", **how)
+    checked = map_chunks(readable_chunk, array.chunks, dtype, array, token="readable", **how)
+    return without_empty_chunks(checked)
 
 
 def readable_chunk(
@@ -97,85 +96,70 @@ def spans(chunks: Sequence[int]) -> list[Range]:
     return list(pairwise(accumulate(chunks, initial=0)))
 
 
-def gather(
-    array: Any, segments: Mapping[int, Sequence[Axis | None]], range_of: Callable[[Axis], Range]
-) -> Any:
-    """Return an array whose chunks along the pooled axes are ranges of segments, which may overlap.
-
-    A task that needs a part of a chunk receives this part only. A chunk that no window reads has no
-    segment; its task receives the first element.
-    """
-    every = list(map(spans, array.chunks))
-    for axis, parts in segments.items():
-        every[axis] = [range_of(part) if part else (0, 1) for part in parts]
-    if every == list(map(spans, array.chunks)):
-        return array
-    name = f"gather-{tokenize(array.name, every)}"
-    axes = [
-        [_pieces(chunks, bounds) for bounds in along]
-        for chunks, along in zip(array.chunks, every, strict=True)
-    ]
-    graph: dict[Any, Any] = {}
-    for position in np.ndindex(*map(len, axes)):
-        along = [axis[at] for axis, at in zip(axes, position, strict=True)]
-        keys = []
-        for piece in product(*along):
-            chunk, cuts = zip(*piece, strict=True)
-            keys.append((array.name, *chunk))
-            if any(cut != slice(None) for cut in cuts):
-                part = (f"{name}-part", *position, *chunk)
-                graph[part] = (getitem, keys[-1], cuts)
-                keys[-1] = part
-        graph[name, *position] = (joined, keys, [len(pieces) for pieces in along])
-    layers = HighLevelGraph.from_collections(name, graph, dependencies=[array])
-    chunks = tuple(tuple(stop - start for start, stop in along) for along in every)
-    return da.Array(layers, name, chunks, meta=meta_from_array(array))
-
-
-def _pieces(chunks: Sequence[int], bounds: Range) -> list[tuple[int, slice]]:
-    """Return the chunks along an axis that overlap a range, with the part inside it."""
-    found = []
-    for at, (begin, end) in enumerate(spans(chunks)):
-        lo, hi = max(bounds[0] - begin, 0), min(bounds[1], end) - begin
-        if lo < hi or (begin, end) == bounds:
-            found.append((at, slice(None) if hi - lo == end - begin else slice(lo, hi)))
-    return found
-
-
-def joined(pieces: Sequence[Array], grid: Position) -> Array:
-    """Return the pieces, in row-major order of a grid, as one array."""
-    for axis in reversed(range(len(grid))):
-        if (n := grid[axis]) > 1:
-            starts = range(0, len(pieces), n)
-            pieces = [np.concatenate(pieces[i : i + n], axis) for i in starts]
-    return pieces[0]
-
-
 def map_chunks(
     function: Callable[..., Any], chunks: Chunks, dtype: Any, *arrays: Any, token: str, **how: Any
 ) -> Any:
-    """Return the array whose chunk at a position is ``function(position, *chunks, **how)``.
+    """Return the array whose chunk at a position is ``function(position, *parts, **how)``.
 
     Parameters
     ----------
     function : callable
-        Takes the chunks of `arrays` at the position.
+        Takes a part of each of the arrays.
     chunks : tuple of tuple of int
         The chunks of the result.
     dtype : dtype
         The dtype of the result.
-    *arrays : dask.array.Array, or pairs of an array and axes
-        Each array has as many chunks as the result along these axes of the result, by default the
-        first ones. An axis that the result does not have is one chunk.
+    *arrays : dask.array.Array, or pairs of an array and a dict of axis to ranges
+        Along these axes the parts are the ranges, which may overlap, along all others the chunks;
+        there are as many as chunks of the result. An axis that the result does not have is one
+        part. A task that needs a piece of a chunk receives this piece only.
     token : str
         The beginning of the names of tasks.
     **how
         Further arguments of the function.
     """
-    axes = tuple(range(len(chunks)))
-    pairs = [array if type(array) is tuple else (array, range(array.ndim)) for array in arrays]
-    return da.blockwise(
-        partial(function, **how), axes, ArrayBlockIdDep(chunks), axes, *chain(*pairs), token=token,
-        adjust_chunks=dict(zip(axes, chunks, strict=True)), align_arrays=False, concatenate=True,
-        meta=np.empty((0,) * len(chunks), dtype),
-    )  # fmt: skip
+    pairs = [array if type(array) is tuple else (array, {}) for array in arrays]
+    sources = [array for array, _ in pairs]
+    every = [[ranges.get(a) or spans(c) for a, c in enumerate(x.chunks)] for x, ranges in pairs]
+    pieces = [[*map(_pieces, x.chunks, e)] for x, e in zip(sources, every, strict=True)]
+    name = f"{token}-{tokenize(function, chunks, [x.name for x in sources], every, how)}"
+    run, graph = partial(function, **how), dict[Any, Any]()
+    for position in np.ndindex(*map(len, chunks)):
+        parts = []
+        for k, (array, axes) in enumerate(zip(sources, pieces, strict=True)):
+            along = [axis[at] for axis, at in zip(axes, (*position, 0), strict=False)]
+            keys = []
+            for piece in product(*along):
+                chunk, cuts = [at for at, _ in piece], [cut for _, cut in piece]
+                keys.append((array.name, *chunk))
+                if any(cut != slice(None) for cut in cuts):
+                    part = (f"{name}-part{k}", *position, *chunk)
+                    graph[part] = (itemgetter((*cuts,)), keys[-1])
+                    keys[-1] = part
+            # Inside this task, because Dask takes long to run tasks that it fuses.
+            parts.append((partial(joined, [*map(len, along)]), *keys))
+        graph[name, *position] = (partial(run, position), *parts)
+    layers = HighLevelGraph.from_collections(name, graph, dependencies=sources)
+    return da.Array(layers, name, chunks, meta=np.empty((0,) * len(chunks), dtype))
+
+
+def _pieces(chunks: Sequence[int], ranges: Sequence[Range]) -> list[list[tuple[int, slice]]]:
+    """Return for each range the chunks along an axis that it overlaps, with the part inside it."""
+    own = spans(chunks)
+    if ranges == own:
+        return [[(at, slice(None))] for at in range(len(own))]
+    found = []
+    for first, last in ranges:
+        inside = [(max(first, begin) - begin, min(last, end) - begin) for begin, end in own]
+        cuts = [(at, slice(lo, hi)) for at, (lo, hi) in enumerate(inside) if lo < hi]
+        found.append([(at, c if c != slice(0, chunks[at]) else slice(None)) for at, c in cuts])
+    return found
+
+
+def joined(grid: Sequence[int], *pieces: Array) -> Array:
+    """Return the pieces, in row-major order of a grid, as one array."""
+    for axis in reversed(range(len(grid))):
+        if (n := grid[axis]) > 1:
+            starts = range(0, len(pieces), n)
+            pieces = (*(np.concatenate(pieces[i : i + n], axis) for i in starts),)
+    return pieces[0]

@@ -8,8 +8,10 @@ and, where windows cross a border, strips of the next ones. Unpooling reads whol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import starmap
 from typing import Any
 
 import dask.array as da
@@ -20,13 +22,80 @@ from poolgrad import arguments
 from poolgrad.buffers import dtype_named
 from poolgrad.composition import Functions
 from poolgrad.dask import tasks
-from poolgrad.dask.arrays import Chunks, asarray, gather, map_chunks, spans, without_empty_chunks
-from poolgrad.dask.segments import inputs_of, outputs_of, segment_reading, segments
+from poolgrad.dask.arrays import Chunks, asarray, map_chunks, spans, without_empty_chunks
+from poolgrad.dask.segments import Range, inputs_of, outputs_of, segment_reading, segments
 from poolgrad.frontend import FrontEnd
-from poolgrad.interface import Buffer, Operator, Request, indexed, unpacked
+from poolgrad.interface import Buffer, Request, unpacked
 from poolgrad.numpy import FRONT_END as NUMPY
 from poolgrad.operators import OPERATORS
-from poolgrad.pullback import Call, Pullback
+from poolgrad.pullback import Call
+from poolgrad.windows import Axis
+
+
+@dataclass(eq=False)
+class DaskCall(Call):
+    """A call of a Dask array.
+
+    Attributes
+    ----------
+    chunks : tuple of tuple of int
+        The chunks of the input.
+    gradient_chunks : tuple of tuple of int
+        The chunks of the caller's input, and of its gradient.
+    """
+
+    chunks: Chunks = ()
+    gradient_chunks: Chunks = ()
+
+    @cached_property
+    def axes(self) -> dict[int, Axis]:
+        """The windows along each pooled axis."""
+        layout = self.ready.layout
+        return dict(zip(layout.pooled, layout.window.axes, strict=True))
+
+    @cached_property
+    def segments(self) -> tasks.Segments:
+        """The windows of each chunk of the output."""
+        return {a: segments(axis, self.chunks[a]) for a, axis in self.axes.items()}
+
+    @cached_property
+    def reading(self) -> tasks.Segments:
+        """The windows that read each chunk of the input."""
+        return {
+            a: [segment_reading(axis, *span) for span in spans(self.chunks[a])]
+            for a, axis in self.axes.items()
+        }
+
+    @cached_property
+    def out_chunks(self) -> Chunks:
+        """The chunks of the output, with the pooled axes."""
+        pooled = {a: tuple(s.out for s in along) for a, along in self.segments.items()}
+        return tuple(pooled.get(a, chunks) for a, chunks in enumerate(self.chunks))
+
+    def shaped(self, y: Any) -> Any:
+        if not self.ready.operator.windowed:  # in about as many chunks as the caller's input
+            chunks, sizes = self.gradient_chunks, self.ready.layout.in_shape
+            y = y.rechunk({a: _scaled(chunks[a], sizes[a], y.shape[a]) for a in self.axes})
+        return super().shaped(y)
+
+    def mapped(self, function: Any, chunks: Chunks, dtype: str, *arrays: Any, **how: Any) -> Any:
+        """Return the array that a function of `tasks` computes."""
+        request = replace(self.request, x=None, keepdims=True, operands=())
+        requests, operand, channel = [request], self.operand, self.ready.layout.channel
+        if isinstance(operand, da.Array):
+            arrays = (*arrays, operand)
+        elif operand is not None:
+            each = spans(self.chunks[channel]) if operand.ndim and channel >= 0 else []
+            parts = [operand[first:last] for first, last in each] or [operand]
+            requests = [replace(request, operands=(part,)) for part in parts]
+        token = f"{request.operator}-{function.__name__}"
+        how |= {"requests": requests, "channel": channel}
+        return map_chunks(function, chunks, dtype_named(dtype), *arrays, token=token, **how)
+
+
+def _parts(array: Any, segments: tasks.Segments, range_of: Callable[[Axis], Range]) -> Any:
+    """Return an array with the ranges of segments, for `map_chunks`."""
+    return array, {a: [*map(range_of, along)] for a, along in segments.items()}
 
 
 class DaskFrontEnd(FrontEnd):
@@ -39,177 +108,80 @@ class DaskFrontEnd(FrontEnd):
         if not is_dask_collection(value):
             value = NUMPY.asarray(name, value)
             if value.dtype.hasobject:  # which Dask cannot cut into chunks
-                raise TypeError(f"{name} must be of a floating dtype, got {value.dtype}")
+                accepted = "dtype int64" if name == "indices" else "a floating dtype"
+                raise TypeError(f"{name} must be of {accepted}, got {value.dtype}")
             value = da.asarray(value)
-        return without_empty_chunks(asarray(name, value))
-
-    def dtype_name(self, x: Any) -> str:
-        return str(x.dtype.name)
+        return asarray(name, value)
 
     def functions(self, x: Any) -> Functions:
         return Functions(da.exp, da.where, da.max, lambda x, dtype: x.astype(dtype_named(dtype)))
 
-    def inner(self, request: Request, x: Any) -> int:
-        return NUMPY.inner(request, _without_memory(x))
+    def from_numpy(self, array: Any, x: Any) -> Any:
+        return array
 
     def call(self, request: Request) -> DaskCall:
-        return DaskCall(self, request)
-
-    def perform(self, request: Request) -> Any:
-        if not request.return_indices:
-            return super().perform(request)
-        if request.out is not None:
-            self.check_out(request.out)
-        call = self.call(replace(request, options=indexed(request.options)))
-        return tuple(map(call.shaped, call.forward()))
-
-    def forward(self, call: Any, keep: bool = False) -> tuple[Any, tuple[Any, ...]]:
-        y, *residual = call.forward(keep)
-        return y, (*residual,)
-
-    def vjp(self, request: Request) -> tuple[Any, Pullback]:
-        return super().vjp(replace(request, options=unpacked(request.options)))
-
-    def kept(self, call: Any) -> Call:
-        self.require_gradient(call.array)
-        return call
-
-    def copied(self, x: Any) -> Any:
-        return x
-
-    def cotangent(self, gy: Any, dtype: str, shape: tuple[int, ...], full: tuple[int, ...]) -> Any:
-        kind = dtype_named(dtype)
-        if isinstance(gy, da.Array):
-            given = asarray("gy", gy)
-            arguments.check_cotangent(gy, given.dtype, given.shape, shape)
-        else:
-            given = da.asarray(arguments.cotangent(gy, kind, shape))
-        return without_empty_chunks(given.astype(kind).reshape(full))
-
-
-def _without_memory(x: Any) -> np.ndarray:
-    """Return a NumPy array with the shape and dtype of a Dask array, of one element in memory."""
-    return np.broadcast_to(np.zeros((), x.dtype), x.shape)
-
-
-class DaskCall(Call):
-    """A validated call of an operator with a Dask array, and the chunks of its arrays.
-
-    Parameters
-    ----------
-    front : DaskFrontEnd
-        The front end.
-    request : Request
-        The call of a public function.
-    """
-
-    def __init__(self, front: FrontEnd, request: Request) -> None:
-        self.operator: Operator = OPERATORS[request.operator]
-        if not self.operator.operand.is_cut:
+        operator = OPERATORS[request.operator]
+        if not operator.operand.is_cut:
             raise TypeError(
                 f"{request.operator} pooling does not support Dask arrays: the draw of one chunk "
                 "depends on all others"
             )
-        x = asarray("x", request.x)
-        described = replace(request, x=_without_memory(x))
-        if self.operator.windowed:  # raises errors before tasks run
-            request = NUMPY.call(described).request
-        else:
-            NUMPY.checked_input(described)
-        super().__init__(front, request, NUMPY.prepared(request, described.x))
-        self.layout = self.ready.layout
-        self._gradient_chunks: Chunks = x.chunks
-        axes = dict(zip(self.layout.pooled, self.layout.window.axes, strict=True))
-        if not self.operator.windowed:  # unpooling: an index may be anywhere in its plane
-            x = x.rechunk(dict.fromkeys(axes, -1))
-        self.array = x
-        # By pooled axis: the windows of each chunk of the output, and those that read each chunk
-        # of the input.
-        self._segments = {a: segments(axis, x.chunks[a]) for a, axis in axes.items()}
-        self._reading = {
-            a: [segment_reading(axis, *chunk) for chunk in spans(x.chunks[a])]
-            for a, axis in axes.items()
-        }
-        self._chunks: Chunks = tuple(
-            tuple(s.out for s in self._segments[a]) if a in axes else c
-            for a, c in enumerate(x.chunks)
-        )
-        # An operand that is cut into chunks is an argument of `map_chunks`, not of the request.
-        self.local = replace(request, x=None, keepdims=True, operands=())
-        self._operands: list[Any] = []
-        if not self.operator.windowed:
-            self._operands = [_indices(request.operands[0], x.shape).rechunk(x.chunks)]
-        elif request.operands:
-            self._parameter = np.array(request.operands[0])
-            channel = self.layout.channel
-            if self._parameter.ndim and channel >= 0:
-                cut = da.from_array(self._parameter, chunks=(x.chunks[channel],))
-                self._operands = [(cut, (channel,))]
-            else:
-                self.local = replace(self.local, operands=(self._parameter,))
+        # Packed routes cannot be cut anywhere.
+        made = super().call(replace(request, options=unpacked(request.options)))
+        x, operand = made.x, made.operand
+        if not operator.windowed:  # unpooling: an index may be anywhere in its plane
+            x = x.rechunk(dict.fromkeys(made.ready.layout.pooled, -1))
+            operand = operand.rechunk(x.chunks)
+        chunks = x.chunks, request.x.chunks
+        return DaskCall(self, made.request, made.ready, x, operand, *chunks)
 
-    def shaped(self, y: Any) -> Any:
-        if not self.operator.windowed:  # in about as many chunks as the input had
-            chunks, sizes = self._gradient_chunks, self.array.shape
-            y = y.rechunk({a: _scaled(chunks[a], sizes[a], y.shape[a]) for a in self._segments})
-        return super().shaped(y)
+    def forward(self, call: Any, keep: bool = False) -> tuple[Any, tuple[Any, ...]]:
+        chunks, residual, output = call.out_chunks, call.ready.residual * keep, call.ready.output
+        x = _parts(call.x, call.segments, inputs_of)
+        how = {"segments": call.segments, "keep": bool(residual)}
+        dtype = "object" if residual else output.dtype
+        results = call.mapped(tasks.forward, chunks, dtype, x, **how)
+        if not residual:
+            return results, ()
 
-    def _map(self, function: Any, chunks: Chunks, dtype: Any, *arrays: Any, **how: Any) -> Any:
-        """Return the array that a function of `tasks` computes from arrays and operands."""
-        token = f"{self.operator.name}-{function.__name__}"
-        how |= {"token": token, "request": self.local}
-        return map_chunks(function, chunks, dtype, *arrays, *self._operands, **how)
+        def element(k: int, buffer: Buffer) -> Any:
+            more = ((size,) for size in buffer.shape[len(chunks) :])  # bits of ties
+            token, dtype = f"{call.request.operator}-{k}", dtype_named(buffer.dtype)
+            return map_chunks(tasks.element, (*chunks, *more), dtype, results, token=token, k=k)
 
-    def forward(self, residual: bool = False) -> list[Any]:
-        """Return the output and, if requested, the residual or the indices."""
-        more: tuple[Buffer, ...] = self.ready.residual if residual else ()
-        if self.local.return_indices:
-            more = (self.ready.per_output("int64"),)
-        x = gather(self.array, self._segments, inputs_of)
-        dtype = object if more else dtype_named(self.layout.out_dtype)
-        how = {"segments": self._segments, "keep": residual and bool(more)}
-        results = self._map(tasks.forward, self._chunks, dtype, x, **how)
-        if not more:
-            return [results]
-        buffers = enumerate((self.ready.output, *more))
-        return [self._element(results, k, buffer) for k, buffer in buffers]
+        y, *kept = starmap(element, enumerate((output, *residual)))
+        return y, (*kept,)
 
-    def _element(self, results: Any, k: int, buffer: Buffer) -> Any:
-        """Return the array of one result of each task; bits of ties have one more axis."""
-        chunks = (*self._chunks, *((size,) for size in buffer.shape[results.ndim :]))
-        dtype, token = dtype_named(buffer.dtype), f"{self.operator.name}-{k}"
-        return map_chunks(tasks.element, chunks, dtype, results, token=token, k=k)
+    def indices_of(self, call: Any, routes: Any) -> Any:
+        how = {"segments": call.segments}
+        return call.mapped(tasks.indices, call.out_chunks, "int64", routes, **how)
 
-    def gradient(self, gy: Any, x: Any, residual: Sequence[Any]) -> Any:
-        kept = residual[: self.needed]
-        cotangents = gy.rechunk(self._chunks)
-        arrays = [gather(array, self._reading, outputs_of) for array in (cotangents, *kept)]
-        if self.nonlinear:
-            arrays.append(gather(self.array, self._reading, inputs_of))
-        grid = self.array.chunks
-        how = {"segments": self._reading, "grid": grid, "dtype_name": self.layout.dtype}
-        gx = self._map(tasks.gradient, grid, self.array.dtype, *arrays, **how)
-        return gx.rechunk(self._gradient_chunks)
+    def copied(self, x: Any) -> Any:
+        return x
 
-    def parameter_gradient(self, gy: Any, x: Any, residual: Sequence[Any]) -> Any:
-        layout, given = self.layout, self._parameter.shape
-        wide = gy.rechunk(self._chunks).astype(layout.sum_dtype)
+    def gradient(self, call: Any, gy: Any, x: Any, residual: Sequence[Any]) -> Any:
+        outputs = gy.rechunk(call.out_chunks), *residual[: call.needed]
+        arrays = [_parts(array, call.reading, outputs_of) for array in outputs]
+        if call.nonlinear:
+            arrays.append(_parts(x, call.reading, inputs_of))
+        how = {"segments": call.reading, "bounds": {a: spans(call.chunks[a]) for a in call.axes}}
+        gx = call.mapped(tasks.gradient, call.chunks, call.ready.layout.dtype, *arrays, **how)
+        return gx.rechunk(call.gradient_chunks)
+
+    def parameter_gradient(self, call: Any, gy: Any, x: Any, residual: Sequence[Any]) -> Any:
+        layout, shape = call.ready.layout, call.operand.shape
+        wide = gy.rechunk(call.out_chunks).astype(layout.sum_dtype)
         slopes = da.map_blocks(tasks.times, wide, residual[-1], dtype=layout.sum_dtype)
-        others = self.operator.operand.summed_axes(given, layout)
+        others = call.ready.operator.operand.summed_axes(shape, layout)
         total = da.reduction(slopes, tasks.summed, tasks.summed, axis=others, dtype="float64")
-        return total.astype(layout.sum_dtype).reshape(given)
+        return total.astype(layout.sum_dtype).reshape(shape)
 
-
-def _indices(value: Any, shape: tuple[int, ...]) -> Any:
-    """Return the indices of unpooling as a Dask array, checked."""
-    if not isinstance(value, da.Array):
-        value = NUMPY.asarray("indices", value)
-        # Dask cannot cut an array of objects into chunks.
-        arguments.check_indices(value.dtype, value.shape, shape)
-        value = da.asarray(value)
-    indices = asarray("indices", value)
-    arguments.check_indices(indices.dtype, indices.shape, shape)
-    return indices
+    def cotangent(self, gy: Any, dtype: str, shape: tuple[int, ...], full: tuple[int, ...]) -> Any:
+        kind = dtype_named(dtype)
+        lazy = isinstance(gy, da.Array)
+        given = asarray("gy", gy) if lazy else arguments.cotangent(gy, kind, shape)
+        arguments.check_cotangent(gy, given.dtype, given.shape, shape)
+        return without_empty_chunks(da.asarray(given).astype(kind).reshape(full))
 
 
 def _scaled(chunks: Sequence[int], size: int, out: int) -> tuple[int, ...]:

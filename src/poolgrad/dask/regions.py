@@ -12,13 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolgrad.buffers import dtype_named, readable
-from poolgrad.dask.arrays import (
-    Position,
-    asarray,
-    map_chunks,
-    shape_at,
-    without_empty_chunks,
-)
+from poolgrad.dask.arrays import Position, asarray, map_chunks, shape_at, without_empty_chunks
 from poolgrad.dtypes import name_of
 from poolgrad.region_maps import Bins, KernelMap, RegionMap, check_input, host_table
 
@@ -29,7 +23,7 @@ def region_map(input: Any, boxes: Any, bins: Bins) -> tuple[Any, RegionMap]:
     """Return the input in chunks of whole images, and the map of its regions."""
     x = asarray("input", input)
     check_input(x.dtype, x.shape)
-    x = without_empty_chunks(x.rechunk({2: -1, 3: -1}))
+    x = x.rechunk({2: -1, 3: -1})
     return x, _ChunkedMap(x, host_table(boxes, x.shape[0]), bins)
 
 

@@ -19,9 +19,14 @@ def outputs_of(segment: Axis) -> Range:
 
 
 def inputs_of(segment: Axis) -> Range:
-    """Return the range of the inputs that the windows of a segment contain."""
+    """Return the range of the inputs of a segment: those that its windows contain, or more."""
     before = segment.origin.before
     return before, before + segment.size
+
+
+def _reach(axis: Axis) -> int:
+    """Return the number of inputs from the first to the last tap of a window of a fixed size."""
+    return (axis.kernel - 1) * axis.dilation + 1
 
 
 def _window_range(axis: Axis, output: int) -> Range:
@@ -29,14 +34,23 @@ def _window_range(axis: Axis, output: int) -> Range:
     if axis.adaptive:
         return axis.bins(output)
     start = output * axis.stride - axis.lo
-    return start, start + (axis.kernel - 1) * axis.dilation + 1
+    return start, start + _reach(axis)
 
 
-def _segment(axis: Axis, first: int, stop: int) -> Axis:
+def _segment(axis: Axis, first: int, stop: int, least_end: int = 0) -> Axis:
     """Return a segment of windows, of which at least one contains an input."""
     begin = max(_window_range(axis, first)[0], 0)
     end = min(_window_range(axis, stop - 1)[1], axis.size)
-    return axis.sliced((first, stop), (begin, end))
+    return axis.sliced((first, stop), (begin, max(end, least_end)))
+
+
+def _first_from(axis: Axis, position: int) -> int:
+    """Return the first window that begins at a position or behind it; `out` if there is none."""
+    if axis.adaptive:
+        first = -(-position * axis.out // axis.size)
+    else:
+        first = -(-(position + axis.lo) // axis.stride)
+    return min(max(first, 0), axis.out)
 
 
 def segments(axis: Axis, chunks: tuple[int, ...]) -> list[Axis]:
@@ -45,41 +59,23 @@ def segments(axis: Axis, chunks: tuple[int, ...]) -> list[Axis]:
     Windows of padding only belong to another segment. If there are no others, the whole axis is one
     segment.
     """
-    bounds = [0]
-    for end in accumulate(chunks[:-1]):
-        stop = _first_beyond(axis, end)
-        if _holds_input(axis, bounds[-1], stop):
-            bounds.append(stop)
-    if not _holds_input(axis, bounds[-1], axis.out):
-        bounds.pop()
-    if not bounds:
+    first, end = _first_from(axis, 1 - _reach(axis)), _first_from(axis, axis.size)
+    if first >= end:  # no window from `first` to `end` contains an input
         return [axis]
-    return [_segment(axis, *outputs) for outputs in pairwise([*bounds, axis.out])]
+    stops = {_first_from(axis, stop) for stop in accumulate(chunks)}
+    bounds = [0, *sorted(stop for stop in stops if first < stop < end), axis.out]
+    return [_segment(axis, *outputs) for outputs in pairwise(bounds)]
 
 
-def _first_beyond(axis: Axis, position: int) -> int:
+def segment_reading(axis: Axis, start: int, stop: int) -> Axis:
+    """Return the windows that read a range of inputs, as a segment that contains this range.
+
+    Where its first inputs are in no window, the window before them is the first of the segment.
+    """
     if axis.adaptive:
-        return min(-(-position * axis.out // axis.size), axis.out)
-    return min(max(-(-(position + axis.lo) // axis.stride), 0), axis.out)
-
-
-def _holds_input(axis: Axis, first: int, stop: int) -> bool:
-    """Whether there are windows from `first` to `stop`, and one of them contains an input."""
-    return (
-        first < stop
-        and _window_range(axis, first)[0] < axis.size
-        and _window_range(axis, stop - 1)[1] > 0
-    )
-
-
-def segment_reading(axis: Axis, start: int, stop: int) -> Axis | None:
-    """Return the windows that read a range of inputs; None if there are none."""
-    if start == stop:
-        return None
-    if axis.adaptive:
-        first, last = start * axis.out // axis.size, -(-stop * axis.out // axis.size)
-        return _segment(axis, first, min(last, axis.out))
-    reach = (axis.kernel - 1) * axis.dilation + 1
-    first = max(-(-(start + axis.lo - reach + 1) // axis.stride), 0)
-    last = min((stop - 1 + axis.lo) // axis.stride + 1, axis.out)
-    return _segment(axis, first, last) if first < last else None
+        first = start * axis.out // axis.size
+    else:
+        first = min(_first_from(axis, start - _reach(axis) + 1), axis.out - 1)
+        if _window_range(axis, first)[0] > start:
+            first -= 1
+    return _segment(axis, first, max(_first_from(axis, stop), first + 1), stop)

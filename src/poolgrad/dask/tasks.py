@@ -1,4 +1,7 @@
-"""The functions that tasks run on NumPy arrays."""
+"""The functions that tasks run on NumPy arrays.
+
+Those of a call take the chunk's position and, in `how`, the arguments of `_call`.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad.buffers import dtype_named, laid_out, placeholder, readable
-from poolgrad.dask.arrays import Chunks, Position, shape_at, spans
-from poolgrad.dask.segments import inputs_of
+from poolgrad.buffers import laid_out, placeholder, readable
+from poolgrad.dask.arrays import Position
+from poolgrad.dask.segments import Range
 from poolgrad.interface import Request
-from poolgrad.numpy import FRONT_END
+from poolgrad.numpy import FRONT_END, NumpyCall
 from poolgrad.operators import OPERATORS
 from poolgrad.windows import Axis
 
@@ -21,30 +24,35 @@ Array = NDArray[Any]
 Segments = Mapping[int, Sequence[Axis]]  # by pooled axis, one for each chunk
 
 
-def forward(
-    position: Position, x: Array, *operands: Array, request: Request, segments: Segments, keep: bool
-) -> Any:
-    """Compute the output of segments and, if requested, the residual or the indices."""
-    here = [along[position[a]] for a, along in segments.items()]
-    local = _local(request, x, here, operands)
-    if keep:
-        y, residual = FRONT_END.forward(FRONT_END.call(local), keep=True)
-        return y, *residual
-    result = FRONT_END.perform(local)
-    return (result[0], _global(result[1], here)) if request.return_indices else result
+def _call(
+    position: Position,
+    array: Array,
+    operands: Sequence[Array],
+    requests: Sequence[Request],
+    channel: int,
+    segments: Segments,
+    dtype: Any = None,
+) -> NumpyCall:
+    """Return the call of a chunk.
+
+    `array` is the input or, if the `dtype` of the input is passed, of the shape of the output.
+    `requests` are those of each chunk along the axis of channels, or one; an operand that is cut
+    along all axes is in `operands`.
+    """
+    here = {axis: along[position[axis]] for axis, along in segments.items()}
+    if dtype is not None:
+        sizes = (here[axis].size if axis in here else n for axis, n in enumerate(array.shape))
+        array = placeholder((*sizes,), dtype)
+    request = requests[position[channel] if len(requests) > 1 else 0]
+    spec = request.spec._replace(slices=(*here.values(),))
+    operands = (*operands,) or request.operands
+    return FRONT_END.call(replace(request, x=array, spec=spec, operands=operands))
 
 
-def _local(request: Request, x: Array, here: Sequence[Axis], operands: Any) -> Request:
-    """Return the request of segments; operands that are cut into chunks replace its own."""
-    spec = request.spec._replace(slices=(*here,))
-    return replace(request, x=x, spec=spec, operands=operands or request.operands)
-
-
-def _global(indices: Array, here: Sequence[Axis]) -> Array:
-    """Convert flat positions in a part of a plane to flat positions in the plane."""
-    along = np.unravel_index(np.maximum(indices, 0), [s.size for s in here])
-    moved = tuple(i + s.origin.before for i, s in zip(along, here, strict=True))
-    return np.where(indices < 0, -1, np.ravel_multi_index(moved, [s.origin.inputs for s in here]))
+def forward(position: Position, x: Array, *operands: Array, keep: bool, **how: Any) -> Any:
+    """Compute the output of segments and, if requested, the residual."""
+    y, residual = FRONT_END.forward(_call(position, x, operands, **how), keep)
+    return (y, *residual) if keep else y
 
 
 def element(position: Position, results: tuple[Array, ...], k: int) -> Array:
@@ -52,55 +60,40 @@ def element(position: Position, results: tuple[Array, ...], k: int) -> Array:
     return results[k]
 
 
+def indices(position: Position, routes: Array, **how: Any) -> Array:
+    """Convert routes of segments to flat positions in the plane of the input."""
+    call = _call(position, routes, (), **how, dtype=np.dtype("f4"))
+    (routes,) = laid_out((readable(routes),), call.ready.residual)
+    found, here = FRONT_END.indices_of(call, routes), call.ready.layout.window.axes
+    along = np.unravel_index(np.maximum(found, 0), [s.size for s in here])
+    moved = tuple(i + s.origin.before for i, s in zip(along, here, strict=True))
+    return np.where(found < 0, -1, np.ravel_multi_index(moved, [s.origin.inputs for s in here]))
+
+
 def gradient(
     position: Position,
     gy: Array,
     *arrays: Array,
-    request: Request,
-    segments: Mapping[int, Sequence[Axis | None]],
-    grid: Chunks,
-    dtype_name: str,
+    bounds: Mapping[int, Sequence[Range]],
+    **how: Any,
 ) -> Array:
     """Compute the gradient of one chunk from the cotangents of the windows that read it.
 
     `arrays` are the residual, the input if the operator is nonlinear, and the operand if it is cut
-    into chunks; `grid` are the chunks of the gradient.
+    along all axes; `bounds` are the ranges of the chunks along the pooled axes.
     """
-    shape, kind = shape_at(grid, position), dtype_named(dtype_name)
-    reading = {a: s for a, along in segments.items() if (s := along[position[a]])}
-    if len(reading) < len(segments):  # no window reads the chunk
-        return np.zeros(shape, kind)
-    operator, here = OPERATORS[request.operator], list(reading.values())
+    operator = OPERATORS[how["requests"][0].operator]
     gy, *kept = map(readable, (gy, *arrays))
-    cut = operator.operand.count and not request.operands
-    operands = (kept.pop(),) if cut else ()
+    operands = () if operator.windowed else (kept.pop(),)
     x = kept.pop() if operator.nonlinear else None
-    size = list(shape)
-    for axis, segment in reading.items():
-        size[axis] = segment.size
-    like = placeholder(tuple(size), kind)
-    call = FRONT_END.call(_local(request, like, here, operands))
+    call = _call(position, gy, operands, **how, dtype=gy.dtype)
     part = FRONT_END.gradient(call, gy, x, laid_out(kept, call.ready.residual))
-    return _chunk_of(part, reading, {a: spans(grid[a])[position[a]] for a in reading}, shape)
-
-
-def _chunk_of(
-    part: Array,
-    segments: Mapping[int, Axis],
-    chunk: Mapping[int, tuple[int, int]],
-    shape: Position,
-) -> Array:
-    """Return the values of a chunk from the inputs of segments; 0 outside the segments."""
-    if all(inputs_of(segment) == chunk[a] for a, segment in segments.items()):
-        return part
-    inside, target = [slice(None)] * part.ndim, [slice(None)] * part.ndim
-    for axis, segment in segments.items():
-        (start, stop), (begin, end) = chunk[axis], inputs_of(segment)
-        lo, hi = max(start, begin), min(stop, end)
-        inside[axis], target[axis] = slice(lo - begin, hi - begin), slice(lo - start, hi - start)
-    gx = np.zeros(shape, part.dtype)  # not a view, which would keep the larger array alive
-    gx[tuple(target)] = part[tuple(inside)]
-    return gx
+    inside, layout = [slice(None)] * part.ndim, call.ready.layout
+    for axis, segment in zip(layout.pooled, layout.window.axes, strict=True):
+        start, stop = (n - segment.origin.before for n in bounds[axis][position[axis]])
+        inside[axis] = slice(start, stop)
+    gx: Array = part[tuple(inside)]
+    return gx if gx.size == part.size else gx.copy()  # a view would keep the larger array alive
 
 
 def times(a: Array, b: Array) -> Array:

@@ -230,27 +230,23 @@ class _GlobalLogMeanExpPool(RealFunction, _Global, families.GlobalLogMeanExp):
     operator = "log_mean_exp"
 
 
-def _ratios(dims: int, output_ratio: Any) -> tuple[float, ...]:
-    given = tuple(output_ratio) if isinstance(output_ratio, list | tuple) else (output_ratio,)
-    words = f"output_ratio must be a number or {dims} of them, got {brief(output_ratio)}"
+def _sizes_of_ratio(sizes: tuple[int, ...], output_ratio: Any) -> tuple[int, ...]:
+    """Return the output sizes that `output_ratio` gives, checked."""
+    dims, came = len(sizes), brief(output_ratio)
+    given = [*output_ratio] if isinstance(output_ratio, list | tuple) else [output_ratio]
+    words = f"output_ratio must be a number or {dims} of them, got {came}"
     if any(isinstance(r, bool) or not isinstance(r, Real) for r in given):
         raise TypeError(words)
     if len(given) not in (1, dims):
         raise ValueError(words)
     if not all(0 < r < 1 for r in given):
-        raise ValueError(f"output_ratio must lie between 0 and 1, got {brief(output_ratio)}")
-    return tuple(float(r) for r in given) * (dims // len(given))
-
-
-def _sizes_of_ratio(sizes: tuple[int, ...], output_ratio: Any) -> tuple[int, ...]:
-    """Return the output sizes that `output_ratio` gives."""
-    dims = len(sizes)
-    outputs = tuple(int(n * r) for n, r in zip(sizes, _ratios(dims, output_ratio), strict=True))
+        raise ValueError(f"output_ratio must lie between 0 and 1, got {came}")
+    ratios = map(float, given * (dims // len(given)))
+    outputs = tuple(int(n * r) for n, r in zip(sizes, ratios, strict=True))
     for name, size, n in zip(axis_names(dims), sizes, outputs, strict=True):
         if n < 1:
             raise ValueError(
-                f"output_ratio {brief(output_ratio)} gives no output for {size} inputs along the "
-                f"{name}"
+                f"output_ratio {came} gives no output for {size} inputs along the {name}"
             )
     return outputs
 

@@ -275,8 +275,7 @@ def described(
 
     def pool(*args: P.args, **kwargs: P.kwargs) -> Any:
         lookup = LOOKUPS.get(type(args[0])) if args else None
-        result = lookup.call(cache, args, kwargs) if lookup is not None else None
-        if result is not None:
+        if lookup is not None and (result := lookup.call(cache, args, kwargs)) is not None:
             return result
         if lookup is None and is_proxy(first := args[0] if args else kwargs.get("x")):
             return recorded(pool, first, args, kwargs)

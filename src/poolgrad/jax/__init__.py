@@ -60,12 +60,7 @@ Padding = str | Sequence[tuple[int, int]]
 
 
 def _pool(
-    name: str,
-    inputs: Any,
-    window_shape: Sequence[int],
-    strides: Sequence[int] | None,
-    padding: Padding,
-    **options: Any,
+    name: str, inputs: Any, window_shape: Any, strides: Any, padding: Any, **options: Any
 ) -> Array:
     dims = len(window_shape) if isinstance(window_shape, Sized) else 0
     if not 1 <= dims <= 3:

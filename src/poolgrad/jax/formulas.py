@@ -48,21 +48,18 @@ def define(pool: Static) -> Callable[..., Array]:
     return pooled
 
 
-def jvp(pool: Static, learned: bool, *tangents: Array) -> Callable[..., list[Array]]:
-    """Return the jvp along these tangents, as a function of the input and the argument."""
+def derivative(
+    pool: Static, learned: bool, transpose: bool, *linear: Array
+) -> Callable[..., list[Array]]:
+    """Return the derivative or its transpose as a function of the input and the argument.
 
-    def along(x: Array, *parameters: Array) -> list[Array]:
-        full = tangents if learned else (tangents[0], *map(jnp.zeros_like, parameters))
-        return [jax.jvp(define(pool), (x, *parameters), full)[1]]
+    `linear` are the tangents or the cotangent, in which it is linear.
+    """
 
-    return along
+    def at(x: Array, *parameters: Array) -> list[Array]:
+        if transpose:
+            return [*jax.vjp(define(pool), x, *parameters)[1](*linear)[: 1 + learned]]
+        tangents = (*linear, *map(jnp.zeros_like, parameters[learned:]))
+        return [jax.jvp(define(pool), (x, *parameters), tangents)[1]]
 
-
-def vjp(pool: Static, learned: bool, gy: Array) -> Callable[..., list[Array]]:
-    """Return the vjp of this cotangent, as a function of the input and the argument."""
-
-    def back(x: Array, *parameters: Array) -> list[Array]:
-        gradients = jax.vjp(define(pool), x, *parameters)[1](gy)
-        return list(gradients[: 1 + learned])
-
-    return back
+    return at

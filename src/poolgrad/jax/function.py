@@ -42,16 +42,13 @@ class JaxFrontEnd(FrontEnd):
             value = readable(unmasked(name, value))  # JAX: native order only
         return jnp.asarray(value)
 
-    def dtype_name(self, x: Array) -> str:
-        return str(x.dtype.name)
-
     def functions(self, x: Array) -> Functions:
         return Functions(
             jnp.exp, jnp.where, jnp.max, lambda x, dtype: x.astype(dtype), jax.lax.stop_gradient
         )
 
     def inner(self, request: Request, x: Array) -> int:
-        return _static(request).inner(x.shape)
+        return x.ndim - 1 if request.channels_last else -1
 
     def perform(self, request: Request) -> Any:
         is_fractional = request.spec.kind is WindowKind.FRACTIONAL
@@ -64,9 +61,10 @@ class JaxFrontEnd(FrontEnd):
         return jax.tree.map(lambda y: jnp.moveaxis(y, first, -1), super().perform(moved))
 
     def forward(self, call: Call, keep: bool = False) -> tuple[Array, tuple[Array, ...]]:
-        pool, x = _static(call.request)._replace(options=call.ready.options), call.x
-        operator = pool.operator
-        if operator.result(x.dtype.name) == "float64" and not has_wide_numbers():
+        ready, x = call.ready, call.x
+        sizes = tuple(x.shape[a] for a in ready.layout.pooled)
+        pool = Static(ready.operator.name, ready.spec, ready.options, ready.channels_last, sizes)
+        if ready.layout.out_dtype == "float64" and not has_wide_numbers():
             x = x.astype(jnp.float32)  # without 64-bit types the mean of integers is float32
         operands = () if call.operand is None else (call.operand,)
         y, *residual = bound(forward_p, x, *operands, pool=pool, keep=int(keep))
@@ -133,10 +131,6 @@ class JaxFrontEnd(FrontEnd):
         wide = "int64" if value.dtype == jax.dtypes.canonicalize_dtype(np.int64) else value.dtype
         arguments.check_indices(wide, value.shape, x.shape)
         return value
-
-
-def _static(request: Request) -> Static:
-    return Static(request.operator, request.spec, request.options, request.channels_last)
 
 
 _GENERATOR = "key of jax.random"

@@ -22,25 +22,17 @@ def forward(x: Array, *operands: Array, pool: Static, keep: int) -> list[Array]:
     return [y, *kept[:keep]]
 
 
-def jvp(*args: Array, pool: Static, learned: bool) -> list[Array]:
-    """Compute the tangent of the output."""
-    linear, rest = args[: 1 + learned], args[1 + learned :]
-    x, operands, residual = pool.held(rest)
+def derivative(*args: Array, pool: Static, learned: bool, transpose: bool) -> list[Array]:
+    """Compute the tangent of the output, or the gradients of input and learned argument."""
+    linear = 1 + (learned and not transpose)
+    first, (x, operands, residual) = args[0], pool.held(args[linear:])
+    if transpose:
+        ready = pool.prepared(first, pool.before(first.shape))
+        gradients = engine.vjp(ready, first, x, _operand(pool, operands), residual)
+        return [*gradients[: 1 + learned]]
     if pool.operator.nonlinear:  # whose operands are all learned
-        return formulas.jvp(pool, learned, *linear)(x, *operands)
-    (t,) = linear
-    ready = pool.prepared(t)
-    return [engine.jvp(ready, t, _operand(pool, operands), residual)]
-
-
-def vjp(
-    gy: Array, *args: Array, pool: Static, sizes: tuple[int, ...], learned: bool
-) -> list[Array]:
-    """Compute the gradients of the input and, if requested, of the learned argument."""
-    x, operands, residual = pool.held(args)
-    ready = pool.prepared(gy, pool.before(gy.shape, sizes))
-    gradients = engine.vjp(ready, gy, x, _operand(pool, operands), residual)
-    return [*gradients[: 1 + learned]]
+        return formulas.derivative(pool, learned, False, *args[:linear])(x, *operands)
+    return [engine.jvp(pool.prepared(first), first, _operand(pool, operands), residual)]
 
 
 def _operand(pool: Static, operands: tuple[Array, ...]) -> Any:

@@ -1,14 +1,14 @@
-"""Defines three primitives of JAX for every operator of the table, and their transformations.
+"""Defines two primitives of JAX for every operator of the table, and their transformations.
 
 * ``forward``: ``x, [argument] -> y, *residual``,
-* ``jvp``: ``t, [argument's tangent], [x], [argument], *residual -> ty``, the derivative of `y`
-  along tangents,
-* ``vjp``: ``gy, [x], [argument], *residual -> gx, [argument's gradient]``, its transpose.
+* ``derivative``: ``t, [argument's tangent], [x], [argument], *residual -> ty``, the derivative of
+  `y` along tangents, or its transpose: ``gy, [x], [argument], *residual -> gx, [argument's
+  gradient]``.
 
 `x` is an argument if the operator is nonlinear; the tangent and the gradient of a learned argument
-are included if they are requested. ``jvp`` and ``vjp`` are linear in their first arguments and each
-other's transpose; `formulas` computes how they depend on the other arguments. Derivatives of any
-order and in both modes follow from one rule for all operators.
+are included if they are requested. The derivative is linear in its first arguments; `formulas`
+computes how it depends on the others. Derivatives of any order and in both modes follow from one
+rule for all operators.
 
 On CPUs the primitives call the kernels (`kernels`), on other devices operations of JAX
 (`portable`).
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import jax
@@ -32,8 +33,7 @@ from poolgrad.jax.static import Static
 Values = Sequence[Any]
 
 forward_p = Primitive("poolgrad")
-jvp_p = Primitive("poolgrad_jvp")
-vjp_p = Primitive("poolgrad_vjp")
+derivative_p = Primitive("poolgrad_derivative")
 
 
 def bound(primitive: Primitive, *args: Any, **how: Any) -> list[Any]:
@@ -54,11 +54,9 @@ def bound(primitive: Primitive, *args: Any, **how: Any) -> list[Any]:
 
 def _like(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """Return an abstract array with the sharding of `x`."""
-    if len(shape) > len(x.shape):  # the residual of ties has one more axis
-        spec = PartitionSpec(*x.sharding.spec, *(None,) * (len(shape) - len(x.shape)))
-        sharding = x.sharding.update(spec=spec)
-        return x.update(shape=shape, dtype=jnp.dtype(dtype), weak_type=False, sharding=sharding)
-    return x.update(shape=shape, dtype=jnp.dtype(dtype), weak_type=False)
+    more = (None,) * (len(shape) - len(x.shape))  # the residual of ties has one more axis
+    sharding = x.sharding.update(spec=PartitionSpec(*x.sharding.spec, *more))
+    return x.update(shape=shape, dtype=jnp.dtype(dtype), weak_type=False, sharding=sharding)
 
 
 def _forward_shapes(x: Any, *operands: Any, pool: Static, keep: int) -> list[Any]:
@@ -66,15 +64,13 @@ def _forward_shapes(x: Any, *operands: Any, pool: Static, keep: int) -> list[Any
     return [_like(x, b.shape, b.dtype) for b in (ready.output, *ready.residual[:keep])]
 
 
-def _jvp_shapes(t: Any, *args: Any, pool: Static, learned: bool) -> list[Any]:
-    y = pool.prepared(t).output
-    return [_like(t, y.shape, y.dtype)]
-
-
-def _vjp_shapes(
-    gy: Any, *args: Any, pool: Static, sizes: tuple[int, ...], learned: bool
+def _derivative_shapes(
+    first: Any, *args: Any, pool: Static, learned: bool, transpose: bool
 ) -> list[Any]:
-    gx = _like(gy, pool.before(gy.shape, sizes), gy.dtype.name)
+    if not transpose:
+        y = pool.prepared(first).output
+        return [_like(first, y.shape, y.dtype)]
+    gx = _like(first, pool.before(first.shape), first.dtype.name)
     return [gx, *(args[1:2] if learned else ())]
 
 
@@ -88,10 +84,6 @@ def _is_nonzero(tangent: Any) -> bool:
 def _zeros(values: Values) -> list[Any]:
     """Return the tangents of arrays that have none."""
     return [_compat.Zero(jax.typeof(v).to_tangent_aval()) for v in values]
-
-
-def _added(first: Values, second: Values) -> list[Any]:
-    return [_compat.add_tangents(a, b) for a, b in zip(first, second, strict=True)]
 
 
 def _filled(tangents: Values) -> list[Any]:
@@ -109,7 +101,8 @@ def _forward_jvp(primals: Values, tangents: Values, *, pool: Static, keep: int) 
     y, *residual = bound(forward_p, *primals, pool=pool, keep=max(keep, needed))
     along = _filled((tx, *ts[: int(learned)]))
     held = (*(x,) * operator.nonlinear, *operands)
-    (ty,) = bound(jvp_p, *along, *held, *residual[:needed], pool=pool, learned=learned)
+    how = {"pool": pool, "learned": learned, "transpose": False}
+    (ty,) = bound(derivative_p, *along, *held, *residual[:needed], **how)
     kept = residual[:keep]
     return [y, *kept], [ty, *_zeros(kept)]
 
@@ -120,110 +113,81 @@ def _forward_transpose(
     """Compute the pullback of a linear operator, which needs no residual."""
     if pool.operator.nonlinear or pool.prepared(x.aval).residual:
         raise NotImplementedError(f"{pool.operator.name} is not linear, so it has no transpose")
-    nothing = (None,) * len(operands)
-    if not _is_nonzero(cotangents[0]):
-        return (_compat.Zero(x.aval), *nothing)
-    sizes = pool.sizes(x.aval.shape)
-    gradients = bound(vjp_p, cotangents[0], *operands, pool=pool, sizes=sizes, learned=False)
-    return (*gradients, *nothing)
+    how = {"pool": pool, "learned": False, "transpose": True}
+    return transposed(derivative_p, 1, cotangents, (x, *operands), **how)
 
 
-def _derivative(
-    primals: Values,
-    tangents: Values,
-    linear: int,
-    apply: Callable[..., Any],
-    nonlinear_part: Any,
-    pool: Any,
+def applied(
+    primitive: Primitive, linear: int, primals: Values, tangents: Values, **how: Any
 ) -> Any:
-    """Compute values and tangents of a map that is linear in its first arguments.
+    """Return values and tangents of a map that is linear in its first arguments.
 
-    `apply` is the map. `nonlinear_part` returns, for fixed values of the first arguments, the map
-    as a function of the input and, if there is one, the learned argument.
+    The others are constants.
     """
-    outputs = apply(*primals)
-    rest, total = primals[linear:], _zeros(outputs)
-    if any(map(_is_nonzero, tangents[:linear])):
-        total = _added(total, apply(*_filled(tangents[:linear]), *rest))
-    count = (1 + pool.operator.learned) * pool.operator.nonlinear
-    moved = tangents[linear : linear + count]
-    if any(map(_is_nonzero, moved)):
-        function = nonlinear_part(*primals[:linear])
-        total = _added(total, jax.jvp(function, tuple(rest[:count]), tuple(_filled(moved)))[1])
+    outputs = bound(primitive, *primals, **how)
+    if not any(map(_is_nonzero, tangents[:linear])):
+        return outputs, _zeros(outputs)
+    return outputs, bound(primitive, *_filled(tangents[:linear]), *primals[linear:], **how)
+
+
+def transposed(
+    primitive: Primitive, linear: int, cotangents: Values, args: Values, **how: Any
+) -> Values:
+    """Return the cotangents of the arguments of a map that is linear in the first of them.
+
+    The primitive with the parameters `how` is the transpose of the map.
+    """
+    missing = [_compat.is_undefined_primal(a) for a in args]
+    if any(map(_is_nonzero, cotangents)):
+        found = bound(primitive, *_filled(cotangents), *args[linear:], **how)
+    else:
+        found = [_compat.Zero(a.aval) if m else None for a, m in zip(args, missing, strict=True)]
+    return [g if m else None for g, m in zip_longest(found, missing)]
+
+
+def _linear(learned: bool, transpose: bool) -> int:
+    """Return the number of arguments in which a derivative is linear."""
+    return 1 + (learned and not transpose)
+
+
+def _derivative_jvp(primals: Values, tangents: Values, **how: Any) -> Any:
+    pool, learned, transpose = how["pool"], how["learned"], how["transpose"]
+    linear = _linear(learned, transpose)
+    outputs, total = applied(derivative_p, linear, primals, tangents, **how)
+    # How it depends on the input and, if there is one, the learned argument.
+    varying = slice(linear, linear + (1 + pool.operator.learned) * pool.operator.nonlinear)
+    if any(map(_is_nonzero, tangents[varying])):
+        function = formulas.derivative(pool, learned, transpose, *primals[:linear])
+        moved = jax.jvp(function, (*primals[varying],), (*_filled(tangents[varying]),))[1]
+        total = [_compat.add_tangents(a, b) for a, b in zip(total, moved, strict=True)]
     return outputs, total
 
 
-def _jvp_of_jvp(primals: Values, tangents: Values, *, pool: Static, learned: bool) -> Any:
-    apply = partial(bound, jvp_p, pool=pool, learned=learned)
-    nonlinear_part = partial(formulas.jvp, pool, learned)
-    return _derivative(primals, tangents, 1 + learned, apply, nonlinear_part, pool)
-
-
-def _jvp_of_vjp(
-    primals: Values, tangents: Values, *, pool: Static, sizes: tuple[int, ...], learned: bool
-) -> Any:
-    apply = partial(bound, vjp_p, pool=pool, sizes=sizes, learned=learned)
-    nonlinear_part = partial(formulas.vjp, pool, learned)
-    return _derivative(primals, tangents, 1, apply, nonlinear_part, pool)
-
-
-def _transpose_of_jvp(cotangents: Values, *args: Any, pool: Static, learned: bool) -> Values:
-    linear, rest = args[: 1 + learned], args[1 + learned :]
-    nothing = (None,) * len(rest)
-    if not _is_nonzero(cotangents[0]):
-        return (
-            *(_compat.Zero(a.aval) if _compat.is_undefined_primal(a) else None for a in linear),
-            *nothing,
-        )
-    t = linear[0]
-    shape = t.aval.shape if _compat.is_undefined_primal(t) else t.shape
-    sizes = pool.sizes(shape)
-    gradients = bound(vjp_p, cotangents[0], *rest, pool=pool, sizes=sizes, learned=learned)
-    pairs = zip(linear, gradients, strict=True)
-    return (*(g if _compat.is_undefined_primal(a) else None for a, g in pairs), *nothing)
-
-
-def _transpose_of_vjp(
-    cotangents: Values, gy: Any, *rest: Any, pool: Static, sizes: tuple[int, ...], learned: bool
-) -> Values:
-    nothing = (None,) * len(rest)
-    if not any(map(_is_nonzero, cotangents)):
-        return (_compat.Zero(gy.aval), *nothing)
-    along = _filled(cotangents)
-    return (*bound(jvp_p, *along, *rest, pool=pool, learned=learned), *nothing)
+def _derivative_transpose(cotangents: Values, *args: Any, transpose: bool, **how: Any) -> Values:
+    linear, how["transpose"] = _linear(how["learned"], transpose), not transpose
+    return transposed(derivative_p, linear, cotangents, args, **how)
 
 
 # Batches: one more leading axis
 
 
 def _batch(primitive: Primitive, args: Values, dims: Values, **how: Any) -> Any:
-    pool: Static = how["pool"]
-    size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
-    front = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims, strict=True)]
-    # The gradient of a learned argument must not be summed over the batch.
-    alone = primitive is not forward_p and how["learned"]
-    operand = pool.operator.operand
-    first = 1 + (primitive is jvp_p and how["learned"])
-    first += pool.operator.nonlinear and primitive is not forward_p
-    operand_positions = range(first, first + operand.count)
-    shared = operand.is_shared and all(dims[k] is None for k in operand_positions)
+    given, positions = dict(enumerate(args)), enumerate(dims)
+    batched = {k: jnp.moveaxis(given[k], d, 0) for k, d in positions if d is not None}
+    operand, first, alone = how["pool"].operator.operand, 1, False
+    if primitive is derivative_p:
+        # The gradient of a learned argument must not be summed over the batch.
+        alone = how["learned"]
+        first = _linear(alone, how["transpose"]) + how["pool"].operator.nonlinear
+    operands = range(first, first + operand.count)
+    shared = operands if operand.is_shared and batched.keys().isdisjoint(operands) else ()
     if alone or operand.is_positional or (operand.is_shared and not shared):
-        batched = [a for a, d in zip(front, dims, strict=True) if d is not None]
-
-        def one(own: Values) -> Any:
-            each = iter(own)
-            full = (a if d is None else next(each) for a, d in zip(front, dims, strict=True))
-            return primitive.bind(*full, **how)
-
-        outputs = jax.lax.map(one, batched)
+        outputs = jax.lax.map(lambda own: primitive.bind(*(given | own).values(), **how), batched)
     else:
-        full = [
-            a
-            if d is not None or (shared and k in operand_positions)
-            else jnp.broadcast_to(a, (size, *a.shape))
-            for k, (a, d) in enumerate(zip(front, dims, strict=True))
-        ]
-        outputs = primitive.bind(*full, **how)
+        (size, *_) = next(iter(batched.values())).shape
+        others = given.keys() - batched.keys() - {*shared}
+        repeated = {k: jnp.broadcast_to(given[k], (size, *given[k].shape)) for k in others}
+        outputs = primitive.bind(*(given | repeated | batched).values(), **how)
     return outputs, [0] * len(outputs)
 
 
@@ -270,5 +234,4 @@ def lowering(function: Callable[..., Any]) -> Any:
 
 
 _define(forward_p, "forward", _forward_shapes, _forward_jvp, _forward_transpose)
-_define(jvp_p, "jvp", _jvp_shapes, _jvp_of_jvp, _transpose_of_jvp)
-_define(vjp_p, "vjp", _vjp_shapes, _jvp_of_vjp, _transpose_of_vjp)
+_define(derivative_p, "derivative", _derivative_shapes, _derivative_jvp, _derivative_transpose)

@@ -17,7 +17,7 @@ from jax import Array
 from poolgrad.arguments import boxes as host_boxes
 from poolgrad.jax import _compat
 from poolgrad.jax.function import FRONT_END
-from poolgrad.jax.primitives import bound, lowering, register
+from poolgrad.jax.primitives import applied, bound, lowering, register, transposed
 from poolgrad.portable.regions import PortableMap, joined
 from poolgrad.region_maps import Bins, KernelMap, RegionMap, check_input, host_table, table_of
 
@@ -89,20 +89,9 @@ def _shapes(x: Any, boxes: Any, *indices: Any, what: _Static) -> list[Any]:
     return [x.update(shape=shape, dtype=dtype, weak_type=False)]
 
 
-def _jvp(primals: Any, tangents: Any, *, what: _Static) -> Any:
-    outputs = bound(region_p, *primals, what=what)
-    t = tangents[0]
-    if isinstance(t, _compat.Zero):
-        return outputs, [_compat.Zero.from_primal_value(outputs[0])]
-    return outputs, bound(region_p, t, *primals[1:], what=what)
-
-
-def _transpose(cotangents: Any, x: Any, *constants: Any, what: _Static) -> Any:
-    nothing = (None,) * len(constants)
-    if isinstance(cotangents[0], _compat.Zero):
-        return (_compat.Zero(x.aval), *nothing)
+def _transpose(cotangents: Any, *args: Any, what: _Static) -> Any:
     flipped = what._replace(transpose=not what.transpose)
-    return (*bound(region_p, cotangents[0], *constants, what=flipped), *nothing)
+    return transposed(region_p, 1, cotangents, args, what=flipped)
 
 
 def _batch(args: Any, dims: Any, *, what: _Static) -> Any:
@@ -124,5 +113,5 @@ def _batch(args: Any, dims: Any, *, what: _Static) -> Any:
     return [made.reshape(size, each, *made.shape[1:])], [0]
 
 
-register(region_p, _shapes, _jvp, _transpose, _batch)
+register(region_p, _shapes, partial(applied, region_p, 1), _transpose, _batch)
 _compat.register_lowering(region_p, lowering(_run))

@@ -38,18 +38,16 @@ def sharded(
     """
     made = jax.eval_shape(local, *arrays)
     operand = pool.operator.operand
-    apart = not operand.is_positional
-    common = [a if apart and a not in pooled else None for a in range(arrays[0].ndim)]
-    leading = [a for a in common if a is not None]
-    own = operand.axes(leading, common)
+    axes = range(arrays[0].ndim)
+    common = [None if operand.is_positional or a in pooled else a for a in axes]
+    own = operand.axes([a for a in common if a is not None], common)
 
-    def shared(arrays: Sequence[Any], at: int) -> list[list[int | None]]:
-        """Return, for each axis of each array, the corresponding axis of the first array."""
-        axes = [own if k == at else common for k in range(len(arrays))]
-        pairs = zip(axes, arrays, strict=True)
-        return [[*(known + [None] * array.ndim)][: array.ndim] for known, array in pairs]
+    def shared(array: Any, axes: list[int | None]) -> list[int | None]:
+        """Return, for each axis of an array, the corresponding axis of the first array."""
+        return [*axes, *[None] * array.ndim][: array.ndim]
 
-    sides = shared(arrays, operand_index if operand.count else -1), shared(made, -1)
+    inputs = [shared(a, own if k == operand_index else common) for k, a in enumerate(arrays)]
+    sides = inputs, [shared(a, common) for a in made]
     whole: list[str] = []
 
     def named(axis: int | None) -> str:

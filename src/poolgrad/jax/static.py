@@ -9,11 +9,11 @@ import numpy as np
 
 from poolgrad.interface import Operator
 from poolgrad.operators import OPERATORS, Prepared, prepare
-from poolgrad.windows import WindowKind, WindowSpec, first_pooled
+from poolgrad.windows import WindowSpec
 
 
 class Static(NamedTuple):
-    """An operator of the table and its windows.
+    """An operator of the table, its windows, and the sizes of the pooled axes of the input.
 
     JAX arrays are in row-major order, so that these fields and a shape determine the layout.
     """
@@ -22,33 +22,24 @@ class Static(NamedTuple):
     spec: WindowSpec
     options: Any
     channels_last: bool
+    sizes: tuple[int, ...]
 
     @property
     def operator(self) -> Operator:
         """The operator, from the table."""
         return OPERATORS[self.name]
 
-    def inner(self, shape: tuple[int, ...]) -> int:
-        """Return the innermost axis that is not pooled; see `core.inner_axis`."""
-        if not self.channels_last or self.spec.kind is WindowKind.FRACTIONAL:
-            return -1
-        return len(shape) - 1
-
     def prepared(self, x: Any, shape: tuple[int, ...] | None = None) -> Prepared:
         """Prepare the call for an input of this shape, or that of `x`, and the dtype of `x`."""
         shape = x.shape if shape is None else shape
-        where = (shape, self.channels_last, self.inner(shape), x.dtype.name)
+        inner = len(shape) - 1 if self.channels_last else -1
+        where = (shape, self.channels_last, inner, x.dtype.name)
         return prepare(self.name, self.spec, self.options, *where)
 
-    def before(self, shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the input for the shape of an output and the pooled `sizes`."""
-        first = len(shape) - len(sizes) - self.channels_last
-        return (*shape[:first], *sizes, *shape[first + len(sizes) :])
-
-    def sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the sizes of the pooled axes of an input of this shape."""
-        first = first_pooled(shape, self.spec.dims, self.channels_last)
-        return shape[first : first + self.spec.dims]
+    def before(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the input for the shape of an output."""
+        first = len(shape) - len(self.sizes) - self.channels_last
+        return (*shape[:first], *self.sizes, *shape[first + len(self.sizes) :])
 
     def held(self, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
         """Split arrays into input (None unless the operator is nonlinear), operand and residual.
