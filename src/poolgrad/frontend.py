@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from poolgrad import arguments, composition, dtypes, front_ends
 from poolgrad.composition import Functions
 from poolgrad.dtypes import FLOATS
-from poolgrad.dtypes import name_of as name_of_dtype
 from poolgrad.interface import Buffer, Request, indexed, unpacked, without_split_ties
 from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import OPERATORS, Prepared, prepare
@@ -132,7 +131,7 @@ class FrontEnd(ABC):
 
     def dtype_name(self, x: Any) -> str:
         """Return the name of the dtype of an array."""
-        return name_of_dtype(x.dtype)
+        return dtypes.name_of(x.dtype)
 
     def functions(self, x: Any) -> Functions:
         """Return the functions that a composed operator may call."""
