@@ -15,17 +15,6 @@ from poolgrad.dtypes import FLOATS, INTEGERS
 from poolgrad.interface import Buffer
 from poolgrad.operators import Prepared, prepare, prepare_uncached
 from poolgrad.torch import _compat, triton
-from poolgrad.torch._compat import (
-    Transform,
-    forward_level,
-    is_transformed,
-    is_wrapped,
-    is_zero_tensor,
-    set_tracing_state,
-    tracing_state,
-    transforms,
-    unwrapped,
-)
 from poolgrad.torch.storages import STORAGES
 from poolgrad.windows import WindowSpec, has_memory, inner_axis, unflatten
 
@@ -77,7 +66,7 @@ def checked(name: str, tensor: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         return dense(name, tensor)
     if not KIND.have_parts((tensor,), (None,)):
-        untraced(partial(has_memory, name), unwrapped(dense(name, tensor)))
+        untraced(partial(has_memory, name), _compat.unwrapped(dense(name, tensor)))
     return tensor
 
 
@@ -95,7 +84,7 @@ def readable(name: str, tensor: Tensor) -> Tensor:
     """
     if KIND.have_parts((tensor,), (None,)):
         return tensor
-    if is_zero_tensor(tensor):
+    if _compat.is_zero_tensor(tensor):
         return tensor.clone()
     if not has_memory(name, tensor):
         if tensor.is_cpu and not _compat.is_observed():
@@ -157,15 +146,15 @@ def are_direct_for_triton(given: tuple[Any, ...]) -> bool:
         and first.is_cuda
         and triton.is_available(first.device)
         and not torch.compiler.is_compiling()
-        and not is_transformed()
+        and not _compat.is_transformed()
         and not _compat.is_observed()
-        and forward_level() < 0
-        and tracing_state() is None
+        and _compat.forward_level() < 0
+        and _compat.tracing_state() is None
         and all(
             _is_dense(t)
             and t.device == first.device
             and not t.is_neg()
-            and not is_wrapped(t)
+            and not _compat.is_wrapped(t)
             and all(read(t) == value for read, value in _compat.PLAIN_TENSOR)
             for t in given
         )
@@ -179,34 +168,35 @@ def pools(x: Any) -> bool:
     exported programs, which must run without poolgrad.
     """
     if torch.compiler.is_compiling():
-        return not (torch.compiler.is_exporting() or is_transformed() or forward_level() >= 0)
+        return not (torch.compiler.is_exporting() or is_transformed_graph())
     return is_plain(x) or (
         _is_dense(x)
         and (x.is_cpu or x.is_meta or (x.is_cuda and triton.is_available(x.device)))
-        and tracing_state() is None
-        and Transform.Functionalize not in _levels()
+        and _compat.tracing_state() is None
+        and _compat.Transform.Functionalize not in _levels()
         and not is_nested_forward()
     )
 
 
 def _levels() -> list[Any]:
     """Return the kinds of the active transformations of `torch.func`, the outermost first."""
-    return [level.key() for level in transforms() or ()]
+    return [level.key() for level in _compat.transforms() or ()]
 
 
 def is_transformed_graph() -> bool:
     """Whether a transformation is being compiled for which poolgrad's operators have no rule."""
-    return torch.compiler.is_compiling() and (is_transformed() or forward_level() >= 0)
+    transformed = _compat.is_transformed() or _compat.forward_level() >= 0
+    return torch.compiler.is_compiling() and transformed
 
 
 def is_differentiated() -> bool:
     """Whether a transformation of `torch.func` differentiates."""
-    return not {Transform.Grad, Transform.Jvp}.isdisjoint(_levels())
+    return not {_compat.Transform.Grad, _compat.Transform.Jvp}.isdisjoint(_levels())
 
 
 def is_nested_forward() -> bool:
     """Whether forward mode is nested; poolgrad's operators support one level only."""
-    return _levels().count(Transform.Jvp) > 1
+    return _levels().count(_compat.Transform.Jvp) > 1
 
 
 def pads_at_most_half(padding: Any, kernel_size: Any) -> bool:
@@ -239,14 +229,14 @@ def spec_of(window: list[int]) -> WindowSpec:
 
 def untraced(read: Callable[[Tensor], T], tensor: Tensor) -> T:
     """Return ``read(tensor)``, with sizes as integers also while TorchScript traces."""
-    tracing = None if torch.compiler.is_compiling() else tracing_state()
+    tracing = None if torch.compiler.is_compiling() else _compat.tracing_state()
     if tracing is None:
         return read(tensor)
-    set_tracing_state(None)
+    _compat.set_tracing_state(None)
     try:
         return read(tensor)
     finally:
-        set_tracing_state(tracing)
+        _compat.set_tracing_state(tracing)
 
 
 def shape_of(x: Tensor) -> tuple[int, ...]:
@@ -271,13 +261,13 @@ def is_in_graph() -> bool:
     which cannot be saved. `functionalize` supports operators, and no `autograd.Function`; together
     with `grad` or `jvp`, which need the function, it raises PyTorch's error.
     """
-    if torch.compiler.is_compiling() or tracing_state() is not None:
+    if torch.compiler.is_compiling() or _compat.tracing_state() is not None:
         return True
     return (
-        is_transformed()
-        and Transform.Functionalize in (levels := {*_levels()})
-        and levels <= {Transform.Functionalize, Transform.Vmap}
-        and forward_level() < 0
+        _compat.is_transformed()
+        and _compat.Transform.Functionalize in (levels := {*_levels()})
+        and levels <= {_compat.Transform.Functionalize, _compat.Transform.Vmap}
+        and _compat.forward_level() < 0
     )
 
 

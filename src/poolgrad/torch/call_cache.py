@@ -16,16 +16,9 @@ from torch import Tensor
 from poolgrad import call_cache
 from poolgrad.interface import Buffer, Request
 from poolgrad.operators import Prepared
+from poolgrad.torch import arrays
 from poolgrad.torch.adapter import ADAPTERS, Adapter, Static
-from poolgrad.torch.arrays import (
-    DTYPES,
-    KIND,
-    allocate,
-    applied,
-    as_operand,
-    small,
-    strides_of,
-)
+from poolgrad.torch.arrays import DTYPES, KIND
 
 Tensors = tuple[Tensor, ...]
 
@@ -55,9 +48,9 @@ _CPU = torch.empty(0, dtype=torch.float32, device="cpu")  # only its device is r
 
 
 def _maker(buffer: Buffer) -> Callable[[], Tensor]:
-    if not small(buffer):
-        return partial(allocate, buffer, _CPU)
-    shape, strides = buffer.shape, strides_of(buffer)  # known strides save time in PyTorch
+    if not arrays.small(buffer):
+        return partial(arrays.allocate, buffer, _CPU)
+    shape, strides = buffer.shape, arrays.strides_of(buffer)  # known strides save time in PyTorch
     dtype, device = DTYPES[buffer.dtype], _CPU.device
     return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
 
@@ -67,7 +60,7 @@ def bound_call(request: Request, ready: Prepared, operands: Tensors) -> Callable
     if request.x.requires_grad and _is_grad_enabled():
         pool = _differentiable(request, ready, operands)
     else:
-        operand, indices = as_operand(ready, operands), request.return_indices
+        operand, indices = arrays.as_operand(ready, operands), request.return_indices
         pool = call_cache.forward(ready, _maker, torch.get_num_threads, operand, indices=indices)
     return call_cache.squeezed(request, ready, pool)
 
@@ -84,7 +77,7 @@ def _differentiable(
 
 @lru_cache
 def _function(adapter: Adapter) -> Any:
-    return applied(type(adapter.ops[""].name(), (_Function,), {}))
+    return arrays.applied(type(adapter.ops[""].name(), (_Function,), {}))
 
 
 class _Function(torch.autograd.Function):
@@ -125,12 +118,12 @@ class _BoundPasses:
         self, adapter: Adapter, ready: Prepared, operands: Tensors, x: Tensor, indices: bool
     ) -> None:
         operator, layout, threads = ready.operator, ready.layout, torch.get_num_threads
-        operand, kept = as_operand(ready, operands), call_cache.needed(ready)
+        operand, kept = arrays.as_operand(ready, operands), call_cache.needed(ready)
         self._run = call_cache.forward(ready, _maker, threads, operand, kept, indices)
         self._vjp = call_cache.vjp(ready, _maker, threads, operand)
         self._nonlinear, self._keeps, self._indices = operator.nonlinear, bool(kept), indices
         self._shape, self._dtype = layout.out_shape, DTYPES[layout.out_dtype]
-        saved = (*(x,) * operator.nonlinear, *(allocate(b, _CPU) for b in kept))
+        saved = (*(x,) * operator.nonlinear, *(arrays.allocate(b, _CPU) for b in kept))
         self._parts = (None, *map(KIND.parts, saved))
         self._adapter, self._static, self._operands = adapter, Static(ready), operands
         self._slope = (x.new_empty(0, dtype=DTYPES[layout.sum_dtype]),) * operator.learned

@@ -12,21 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poolgrad.torch._compat import (
-    forward_level,
-    is_transformed,
-    is_wrapped,
-    skip_by_compiler,
-)
-from poolgrad.torch.arrays import (
-    KIND,
-    applied,
-    are_direct_for_triton,
-    checked,
-    is_differentiated,
-    is_in_graph,
-    is_nested_forward,
-)
+from poolgrad.torch import _compat, arrays
 from poolgrad.torch.devices import names_of_tensors
 
 
@@ -71,12 +57,12 @@ def differentiable(
         ctx.inputs = len(inputs)
         keep(ctx, rebuild(*inputs), inputs[: len(names)], output)
 
-    skip_by_compiler(keep_flat)
+    _compat.skip_by_compiler(keep_flat)
     torch.library.register_autograd(op, backward, setup_context=keep_flat, lib=library)
     any_layout = (None,) * len(names)
 
     def is_direct(given: tuple[Tensor, ...]) -> bool:
-        return KIND.have_parts(given, any_layout) or are_direct_for_triton(given)
+        return arrays.KIND.have_parts(given, any_layout) or arrays.are_direct_for_triton(given)
 
     def forward(*args: Any) -> Any:
         *given, static = args
@@ -98,16 +84,16 @@ def differentiable(
     function: Any = type(op.name(), (torch.autograd.Function,), members)
 
     def call(static: Any, *given: Tensor) -> Any:
-        if is_in_graph():
+        if arrays.is_in_graph():
             return op(*given, *flat(static))
         if not is_direct(given):
             # PyTorch copies negative views before an implementation is called.
             for name, tensor in zip(names, given, strict=True):
-                checked(name, tensor)
+                arrays.checked(name, tensor)
             as_operator = is_inference() or _is_in_batching_rule(given)
             return op(*given, *flat(static)) if as_operator else function.apply(*given, static)
         if torch.is_grad_enabled() and any(t.requires_grad for t in given) and not is_inference():
-            return applied(function)(*given, static)
+            return arrays.applied(function)(*given, static)
         return run(static, *given)
 
     return call
@@ -115,7 +101,8 @@ def differentiable(
 
 def _is_in_batching_rule(given: tuple[Tensor, ...]) -> bool:
     """Whether a batching rule of a caller may be running, where PyTorch applies no functions."""
-    return is_transformed() and forward_level() < 0 and not any(map(is_wrapped, given))
+    inside = _compat.is_transformed() and _compat.forward_level() < 0
+    return inside and not any(map(_compat.is_wrapped, given))
 
 
 def is_inference() -> bool:
@@ -124,7 +111,7 @@ def is_inference() -> bool:
     An `autograd.Function` would record there, and fail. `torch.func.grad` and `jvp` differentiate
     in inference mode, too.
     """
-    return torch.is_inference_mode_enabled() and not is_differentiated()
+    return torch.is_inference_mode_enabled() and not arrays.is_differentiated()
 
 
 def refuse_nested_forward() -> None:
@@ -135,7 +122,7 @@ def refuse_nested_forward() -> None:
     NotImplementedError
         If forward mode is nested.
     """
-    if is_nested_forward():
+    if arrays.is_nested_forward():
         raise NotImplementedError(
             "this pooling does not support nested forward mode (jvp of jvp, jacfwd of jacfwd): use "
             "reverse mode for one of them, as torch.func.hessian does"
