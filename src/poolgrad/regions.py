@@ -94,10 +94,7 @@ class RegionPullback:
 
 
 def roi_pool(
-    input: Any,
-    boxes: Any,
-    output_size: int | Sequence[int],
-    spatial_scale: float = 1.0,
+    input: Any, boxes: Any, output_size: int | Sequence[int], spatial_scale: float = 1.0
 ) -> Any:
     """Maximum of each bin of regions of interest (RoIPool).
 

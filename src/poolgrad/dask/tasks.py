@@ -71,11 +71,7 @@ def indices(position: Position, routes: Array, **how: Any) -> Array:
 
 
 def gradient(
-    position: Position,
-    gy: Array,
-    *arrays: Array,
-    bounds: Mapping[int, Sequence[Range]],
-    **how: Any,
+    position: Position, gy: Array, *arrays: Array, bounds: Mapping[int, Sequence[Range]], **how: Any
 ) -> Array:
     """Compute the gradient of one chunk from the cotangents of the windows that read it.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,9 +37,7 @@ def limited(function: Any, dims: int) -> Any:
     return globals()[name]
 
 
-def operator_of(
-    function: Callable[..., Any], dims: int, given: dict[str, Any], required: Iterable[str]
-) -> Operator:
+def operator_of(function: Callable[..., Any], dims: int, given: dict[str, Any]) -> Operator:
     """Check the arguments of a module, and return the operator of its function.
 
     Parameters
@@ -48,17 +47,18 @@ def operator_of(
     dims : int
         Number of pooled axes.
     given : dict
-        The arguments.
-    required : iterable of str
-        Arguments without a default that each call of the module takes.
+        The arguments that the module stores. Those of its calls are not checked.
 
     Raises
     ------
     TypeError, ValueError
         If an argument is invalid for every input. The values of learned arguments are not checked.
     """
+    takes = signature(function).parameters.values()
+    required = (p.name for p in takes if (p.default, p.kind) == (p.empty, p.POSITIONAL_OR_KEYWORD))
+    calls = dict.fromkeys(required)
     x = SimpleNamespace(shape=(2**31,) * (dims + 2))
-    request = function.describe(x, **dict.fromkeys(required), **given)  # type: ignore[attr-defined]
+    request = function.describe(**calls | given | {"x": x})  # type: ignore[attr-defined]
     operator = OPERATORS[request.operator]
     operator.check(Window(()), request.options)
     return operator

@@ -53,8 +53,6 @@ class Pool(Arguments, Generic[Y]):
         The public function.
     dims : int
         The number of pooled axes.
-    required : tuple of str
-        The arguments of the function without a default that each call takes.
     note : str
         A sentence for the documentation.
     """
@@ -62,7 +60,6 @@ class Pool(Arguments, Generic[Y]):
     __signature__: ClassVar[Signature]  # of the constructor; each argument becomes an attribute
     function: ClassVar[Callable[..., Any]]
     dims: ClassVar[int]
-    required: ClassVar[tuple[str, ...]] = ()
     note: ClassVar[str] = "A call takes `x`; a `key` is accepted and not used."
     _: KW_ONLY
     channels_last: bool = True
@@ -97,7 +94,7 @@ class Pool(Arguments, Generic[Y]):
         }
         learned = LEARNED & given.keys()
         leaves = tuple(name for name in learned if not isinstance(given[name], float))
-        operator = operator_of(self.function, self.dims, given, self.required)
+        operator = operator_of(self.function, self.dims, given)
         for name in learned:
             value = _unwrapped(given[name])
             if not isinstance(value, jax.core.Tracer):
@@ -201,7 +198,6 @@ class Stochastic(Random):
 class Unpool(Pool[Array]):
     """Unpooling, which takes indices in every call."""
 
-    required = ("indices",)
     note = "A call takes `x`, its `indices` and optionally\n`output_size`."
 
     def __call__(  # type: ignore[override]
@@ -223,7 +219,6 @@ class Unpool(Pool[Array]):
 class Lip(Pool[Array]):
     """Local importance pooling, which takes logits in every call."""
 
-    required = ("logits",)
     note = "A call takes `x` and its `logits`."
 
     def __call__(  # type: ignore[override]

@@ -131,7 +131,8 @@ class Extreme(Routed):
     def residual(self, layout: Layout, options: Any) -> tuple[Buffer, ...]:
         if options.ties == "split":
             order = (*layout.order, len(layout.order))
-            return (Buffer(layout.winner_shape, order, "uint8", layout.in_shape),)
+            shape = (*layout.out_shape, -(-layout.window.tap_count // 8))  # a bit for each tap
+            return (Buffer(shape, order, "uint8", layout.in_shape),)
         return super().residual(layout, options)
 
     def forward(self, call: KernelCall) -> None:

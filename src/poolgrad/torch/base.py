@@ -74,8 +74,6 @@ class Pool(nn.Module):
         because compilers do not support a mapping proxy.
     shown : tuple of str
         The arguments that are always printed.
-    required : tuple of str
-        The arguments of the function without a default that each call takes.
     note : str
         A sentence for the docstring.
     autocast_to_float32 : bool
@@ -96,7 +94,6 @@ class Pool(nn.Module):
     inherited: ClassVar[tuple[str, ...]]
     added: ClassVar[dict[str, Any]]
     shown: ClassVar[tuple[str, ...]] = ()
-    required: ClassVar[tuple[str, ...]] = ()
     note: ClassVar[str] = ""
     autocast_to_float32: ClassVar[bool] = False
     call_cache: ClassVar[CallCache]
@@ -154,7 +151,7 @@ class Pool(nn.Module):
         TypeError, ValueError
             If an argument is invalid for every input.
         """
-        operator = operator_of(self.function, self.dims, given, self.required)
+        operator = operator_of(self.function, self.dims, given)
         if "generator" in given:
             known_generator(given["generator"])
         name = operator.operand.name

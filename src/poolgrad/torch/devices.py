@@ -10,11 +10,7 @@ from typing import Any
 import torch
 
 from poolgrad.torch import triton
-from poolgrad.torch._compat import (
-    FunctionalTensorMode,
-    is_exported_with_triton,
-    skip_by_compiler,
-)
+from poolgrad.torch._compat import FunctionalTensorMode, is_exported_with_triton, skip_by_compiler
 from poolgrad.torch.arrays import dense
 
 

@@ -60,17 +60,9 @@ def seeded(generator: Any) -> AbstractContextManager[Any]:
     return without_transforms() if mapped else nullcontext()
 
 
-def _largest(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
-    return torch.amax(x, axis, keepdims)
-
-
 def _where(condition: Tensor, x: Any, y: Any) -> Tensor:
     with mode_of(condition):  # PyTorch makes tensors of numbers
         return torch.where(condition, x, y)
-
-
-def _converted(x: Tensor, dtype: str) -> Tensor:
-    return x.to(DTYPES[dtype])
 
 
 class TorchFrontEnd(FrontEnd):
@@ -89,7 +81,10 @@ class TorchFrontEnd(FrontEnd):
         return name_of(x.dtype)
 
     def functions(self, x: Tensor) -> Functions:
-        return Functions(torch.exp, _where, _largest, _converted, Tensor.detach)
+        def converted(x: Tensor, dtype: str) -> Tensor:
+            return x.to(DTYPES[dtype])
+
+        return Functions(torch.exp, _where, torch.amax, converted, Tensor.detach)
 
     def shape_of(self, x: Tensor) -> tuple[int, ...]:
         return shape_of(x)

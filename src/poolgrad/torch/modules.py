@@ -160,7 +160,6 @@ class Unpool(Pool):
     @constructor(families.Unpool)
     def __init__(self) -> None: ...
 
-    required = ("indices",)
     note = "It is called with values, their `indices` and, unless it is the default, `output_size`."
 
     def forward(  # type: ignore[override]
@@ -191,7 +190,6 @@ class Unpool(Pool):
 class Lip(Plain):
     """Local importance pooling, which takes logits with every call."""
 
-    required = ("logits",)
     note = "It is called with values and their `logits`."
 
     def forward(self, x: Tensor, logits: Tensor) -> Any:  # type: ignore[override]

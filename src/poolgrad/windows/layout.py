@@ -58,11 +58,6 @@ class Layout:
         taps = self.window.tap_count
         return "uint8" if taps <= 255 else "uint16" if taps <= 65535 else "uint32"
 
-    @property
-    def winner_shape(self) -> tuple[int, ...]:
-        """Shape of the residual of ``ties="split"``: for each output one bit for each tap."""
-        return (*self.out_shape, -(-self.window.tap_count // 8))
-
 
 @lru_cache(maxsize=4096)
 def inner_axis(
