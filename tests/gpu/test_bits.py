@@ -12,10 +12,11 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from watching import Copies  # noqa: E402
 
 import poolgrad.torch.triton as package  # noqa: E402
+from poolgrad.dtypes import name_of  # noqa: E402
 from poolgrad.interface import Selection  # noqa: E402
 from poolgrad.operators import OPERATORS, Prepared, prepare  # noqa: E402
 from poolgrad.torch.adapter import ADAPTERS, Static  # noqa: E402
-from poolgrad.torch.arrays import DTYPES, empty, inner_of, name_of  # noqa: E402
+from poolgrad.torch.arrays import DTYPES, empty, inner_of  # noqa: E402
 from poolgrad.torch.triton.launch import recorded  # noqa: E402
 from poolgrad.windows import WindowSpec, adaptive, fixed, fractional, whole  # noqa: E402
 

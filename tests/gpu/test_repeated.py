@@ -11,9 +11,10 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from torch import Tensor  # noqa: E402
 
+from poolgrad.dtypes import name_of  # noqa: E402
 from poolgrad.operators import OPERATORS, Prepared, prepare  # noqa: E402
 from poolgrad.torch import triton  # noqa: E402
-from poolgrad.torch.arrays import empty, inner_of, name_of  # noqa: E402
+from poolgrad.torch.arrays import empty, inner_of  # noqa: E402
 from poolgrad.windows import WindowSpec, fixed, whole  # noqa: E402
 
 SHAPE = (1, 2, 6, 12)

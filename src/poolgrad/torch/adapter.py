@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from poolgrad import portable
-from poolgrad.dtypes import FLOATS
+from poolgrad.dtypes import FLOATS, name_of
 from poolgrad.interface import Buffer, Operator
 from poolgrad.operators import Prepared, for_each_operator
 from poolgrad.torch import engines, formulas
@@ -43,7 +43,6 @@ from poolgrad.torch.arrays import (
     empty,
     inner_of,
     laid_out,
-    name_of,
     prepare_call,
     readable,
     require,

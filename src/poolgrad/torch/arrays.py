@@ -21,16 +21,10 @@ from poolgrad.windows import WindowSpec, has_memory, inner_axis, unflatten
 T = TypeVar("T")
 
 DTYPES = {name: getattr(torch, name) for name in (*FLOATS, *INTEGERS)}
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 # PyTorch's threads spin between its calls and would compete with a second thread pool.
 share_threads(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """Return the NumPy name of a dtype."""
-    return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def dense(name: str, tensor: Tensor) -> Tensor:

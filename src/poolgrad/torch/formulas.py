@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from poolgrad import portable
+from poolgrad.dtypes import name_of
 from poolgrad.interface import Operator
-from poolgrad.torch.arrays import DTYPES, name_of
+from poolgrad.torch.arrays import DTYPES
 from poolgrad.torch.transposes import TransposableGeometry
 from poolgrad.windows import WindowSpec, lay_out
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from poolgrad import arguments
 from poolgrad.call_cache import is_cacheable
 from poolgrad.composition import Functions
+from poolgrad.dtypes import name_of
 from poolgrad.frontend import FrontEnd
 from poolgrad.interface import Request, indexed, unpacked
 from poolgrad.operands import Parameter
@@ -29,7 +30,6 @@ from poolgrad.torch.arrays import (
     inner_of,
     is_in_graph,
     is_transformed_graph,
-    name_of,
     prepare_call,
     shape_of,
 )
@@ -76,9 +76,6 @@ class TorchFrontEnd(FrontEnd):
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(value).__qualname__}")
         return checked(name, value)
-
-    def dtype_name(self, x: Tensor) -> str:
-        return name_of(x.dtype)
 
     def functions(self, x: Tensor) -> Functions:
         def converted(x: Tensor, dtype: str) -> Tensor:

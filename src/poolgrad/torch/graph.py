@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from poolgrad import portable
-from poolgrad.dtypes import FLOATS
+from poolgrad.dtypes import FLOATS, name_of
 from poolgrad.interface import indexed
 from poolgrad.operators import Prepared
 from poolgrad.torch import formulas
 from poolgrad.torch.adapter import ADAPTERS
-from poolgrad.torch.arrays import name_of, prepare_call, spec_of
+from poolgrad.torch.arrays import prepare_call, spec_of
 from poolgrad.torch.transposes import linear
 
 

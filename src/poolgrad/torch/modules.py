@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from poolgrad.arguments import below_one
+from poolgrad.dtypes import name_of
 from poolgrad.functional import FUNCTIONS, families
-from poolgrad.torch.arrays import checked, name_of, pools
+from poolgrad.torch.arrays import checked, pools
 from poolgrad.torch.base import Pool, called, constructor, each
 
 

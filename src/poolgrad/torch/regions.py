@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from poolgrad.dtypes import name_of
 from poolgrad.interface import Buffer
 from poolgrad.portable.regions import PortableMap, accepted, refusal
 from poolgrad.region_maps import (
@@ -36,7 +37,7 @@ from poolgrad.region_maps import (
     table_of,
 )
 from poolgrad.torch._compat import assert_later, tracing_state
-from poolgrad.torch.arrays import DTYPES, allocate, checked, compact, name_of
+from poolgrad.torch.arrays import DTYPES, allocate, checked, compact
 from poolgrad.torch.batching import lead, one_by_one
 from poolgrad.torch.derivatives import differentiable, save
 from poolgrad.torch.devices import define

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from poolgrad.dtypes import name_of
 from poolgrad.operators import OPERATORS, Prepared, prepare
 from poolgrad.torch import triton
-from poolgrad.torch.arrays import empty, inner_of, name_of
+from poolgrad.torch.arrays import empty, inner_of
 from poolgrad.torch.triton.launch import Launch, recorded
 from poolgrad.windows import WindowSpec, adaptive, fixed, whole
 
