@@ -169,12 +169,6 @@ def empty_cache() -> None:
         cache.empty()
 
 
-def cache_use() -> tuple[int, int]:
-    """Return the bytes of live large results, and the bytes that are cached for later ones."""
-    uses = [cache.use() for cache in CACHES]
-    return sum(used for used, _ in uses), sum(kept for _, kept in uses)
-
-
 def advise_huge_pages(address: int, size: int) -> None:
     """Ask the system for huge pages, which need fewer page faults, for memory not yet written."""
     _kernels.advise_huge_pages(address, size)

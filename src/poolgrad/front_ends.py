@@ -11,11 +11,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
-_MODULES = {
-    "numpy": "poolgrad.numpy",
-    "xarray": "poolgrad.xarray",
-    "portable": "poolgrad.array_api",
-}
+_MODULES = {name: f"poolgrad.{name}" for name in ("numpy", "xarray")}
+_MODULES |= {"portable": "poolgrad.array_api"}
 _MODULES |= {name: f"poolgrad.{name}.function" for name in ("torch", "jax", "dask")}
 # The modules of the maps of regions of interest.
 _MODULES |= {"numpy regions": "poolgrad.region_maps"}

@@ -302,6 +302,15 @@ class Operator:
         """Return the bits of a packed route; 0 if routes are whole bytes or there are none."""
         return 0
 
+    def split(self, arrays: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
+        """Split what a vjp or jvp takes besides the arrays in which it is linear.
+
+        Into the input (None unless the operator is nonlinear), extra operands, and the residual.
+        """
+        first = int(self.nonlinear)
+        second = first + self.operand.count
+        return (arrays[0] if first else None), arrays[first:second], arrays[second:]
+
     def check_operand(self, values: list[float]) -> None:
         """Raise an error for invalid values of a learned parameter."""
 
@@ -421,7 +430,7 @@ class ComposedOperator(Operator):
         raise NotImplementedError
 
 
-@dataclass(slots=True)  # frozen, it would take a microsecond longer to make
+@dataclass(slots=True, eq=False)  # frozen, it would take a microsecond longer to make
 class Request:
     """A call that a public function passes to a front end.
 

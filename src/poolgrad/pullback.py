@@ -58,11 +58,6 @@ class Call:
     bound_gradient: ClassVar[Any] = None
 
     @cached_property
-    def nonlinear(self) -> bool:
-        """Whether the pullback reads the input."""
-        return self.ready.operator.nonlinear
-
-    @cached_property
     def needed(self) -> int:
         """Number of residual arrays that the pullback reads: numbers need no gradient."""
         return len(self.ready.residual) - self.ready.operator.learned
@@ -117,7 +112,8 @@ class Pullback(Generic[A]):
 
     def __init__(self, call: Call, x: A | None, residual: Sequence[A]) -> None:
         self.call, self._residual = call, residual
-        self._x = call.front.copied(x) if call.nonlinear and x is not None else None
+        reads_x = call.ready.operator.nonlinear and x is not None
+        self._x = call.front.copied(x) if reads_x else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return restored, (_unpickled, self.call, self._x, tuple(self._residual))

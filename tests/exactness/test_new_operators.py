@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from frontend_calls import torch
 import poolgrad
 from poolgrad.functional import FUNCTIONS, families
 from poolgrad.functional.declare import Function, functions
-from poolgrad.interface import Operator
+from poolgrad.interface import Operator, UnfoldedWindows
 from poolgrad.operators import OPERATORS, register
 from poolgrad.operators.selecting import Extreme
 
@@ -71,7 +72,8 @@ def _registered() -> Iterator[None]:
         (Contraharmonic(), ContraharmonicPool),
     ):
         register(operator)
-        functions(f"{operator.name}_pool", declared)
+        made = functions(f"{operator.name}_pool", declared)
+        globals().update({pool.__name__: pool for pool in made})  # type: ignore[attr-defined]
     yield
     for name in NAMES:
         del OPERATORS[name]
@@ -98,6 +100,40 @@ def expected(name: str) -> tuple[np.ndarray, np.ndarray]:
     total = windows.sum(-1, keepdims=True)
     y = (windows**2).sum(-1, keepdims=True) / total
     return y[..., 0], whole((2 * windows - y) / total)
+
+
+@both
+def test_the_functions_pickle_as_attributes_of_their_module(name: str) -> None:
+    pool = FUNCTIONS[f"{name}_pool2d"]
+    assert pickle.loads(pickle.dumps(pool)) is pool
+
+
+def test_a_formula_without_a_known_derivative_is_refused() -> None:
+    class Tanh(Contraharmonic):
+        name = "tanh"
+
+        def formula(self, xp: Any, windows: Any, argument: Any, options: Any) -> Any:
+            return xp.sum(xp.tanh(windows.values), axis=-1)
+
+    class TanhPool(Function, families.Windows):
+        """Sum of hyperbolic tangents of every window of {axes}."""
+
+        operator = "tanh"
+
+    register(Tanh())
+    try:
+        (pool,) = functions("tanh_pool", TanhPool, (2,))
+        _, pullback = poolgrad.vjp(pool, X, 2)
+        with pytest.raises(NotImplementedError, match=r"may apply abs, .*, got tanh$"):
+            pullback(np.ones((2, 3, 3, 4)))
+    finally:
+        del OPERATORS["tanh"], FUNCTIONS["tanh_pool2d"]
+
+
+def test_an_extreme_of_another_order_defines_its_winner() -> None:
+    windows = UnfoldedWindows(X, X == X, None, None, -np.inf, np.inf)  # noqa: PLR0124
+    with pytest.raises(NotImplementedError, match=r"^the operator forgetful must define best$"):
+        type("Forgetful", (Extreme,), {"name": "forgetful"})().best(np, windows)
 
 
 @both

@@ -17,16 +17,22 @@ SIDE = 1024  # a pooled image of 1 MiB
 BYTES = SIDE * SIDE * 4
 
 
+def cache_use() -> tuple[int, int]:
+    """Return the bytes of live large results, and the bytes that are kept for later ones."""
+    uses = [cache.use() for cache in core.CACHES]
+    return sum(used for used, _ in uses), sum(kept for _, kept in uses)
+
+
 @pytest.fixture(autouse=True)
 def _no_leak() -> object:
     gc.collect()
     poolgrad.empty_cache()
-    before = core.cache_use()[0]
+    before = cache_use()[0]
     yield
     gc.collect()
-    assert core.cache_use()[0] == before
+    assert cache_use()[0] == before
     poolgrad.empty_cache()
-    assert core.cache_use() == (before, 0)
+    assert cache_use() == (before, 0)
 
 
 def image(kind: str) -> object:
@@ -44,10 +50,10 @@ def test_memory_is_used_again(kind: str) -> None:
     x = image(kind)
     y = poolgrad.max_pool1d(x, 2)
     first = address(y)
-    used = core.cache_use()[0]
+    used = cache_use()[0]
     assert used >= BYTES
     del y
-    assert core.cache_use()[1] >= BYTES
+    assert cache_use()[1] >= BYTES
     again = poolgrad.max_pool1d(x, 2)
     assert address(again) == first
     other = poolgrad.max_pool1d(x, 2)
@@ -63,12 +69,12 @@ def test_views_keep_it() -> None:
         poolgrad.min_pool1d(x, 2)
     np.testing.assert_array_equal(part, expected)
     tensor = poolgrad.max_pool1d(torch.tensor(x), 2)
-    storage, used = tensor.untyped_storage(), core.cache_use()[0]
+    storage, used = tensor.untyped_storage(), cache_use()[0]
     del tensor
-    assert core.cache_use()[0] == used
+    assert cache_use()[0] == used
     size = storage.nbytes()
     del storage
-    assert core.cache_use()[0] == used - size
+    assert cache_use()[0] == used - size
 
 
 def test_results_are_ordinary_arrays() -> None:
@@ -84,12 +90,12 @@ def test_results_are_ordinary_arrays() -> None:
 
 
 def test_gradients_and_routes_lie_there_too() -> None:
-    x, before = image("torch").requires_grad_(), core.cache_use()[0]  # type: ignore[attr-defined]
+    x, before = image("torch").requires_grad_(), cache_use()[0]  # type: ignore[attr-defined]
     y = poolgrad.max_pool1d(x, 2)
-    routes = core.cache_use()[0] - before - y.nbytes
+    routes = cache_use()[0] - before - y.nbytes
     assert routes >= y.numel()
     (gx,) = torch.autograd.grad(y.sum(), x)
-    assert core.cache_use()[0] == before + y.nbytes + gx.nbytes  # routes are gone
+    assert cache_use()[0] == before + y.nbytes + gx.nbytes  # routes are gone
     del y, gx
 
 
@@ -99,9 +105,9 @@ import numpy as np, poolgrad
 from poolgrad import core
 x = np.zeros((2048, 2048), np.float32)
 results = [poolgrad.max_pool1d(x, 2) for _ in range(6)]
-assert core.cache_use()[0] >= 6 * 8 << 20, core.cache_use()
+assert core.CACHES[0].use()[0] >= 6 * 8 << 20, core.CACHES[0].use()
 results.clear()
-print(core.cache_use())
+print(core.CACHES[0].use())
 """
     for limit, most in (("0", 0), (str(20 << 20), 20 << 20)):
         used, kept = eval(assert_runs(code, POOLGRAD_CACHE_BYTES=limit))

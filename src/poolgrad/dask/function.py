@@ -162,7 +162,7 @@ class DaskFrontEnd(FrontEnd):
     def gradient(self, call: Any, gy: Any, x: Any, residual: Sequence[Any]) -> Any:
         outputs = gy.rechunk(call.out_chunks), *residual[: call.needed]
         arrays = [_parts(array, call.reading, outputs_of) for array in outputs]
-        if call.nonlinear:
+        if call.ready.operator.nonlinear:
             arrays.append(_parts(x, call.reading, inputs_of))
         how = {"segments": call.reading, "bounds": {a: spans(call.chunks[a]) for a in call.axes}}
         gx = call.mapped(tasks.gradient, call.chunks, call.ready.layout.dtype, *arrays, **how)

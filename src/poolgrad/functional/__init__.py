@@ -6,6 +6,7 @@
 | `declare.py` | makes public functions from declarations; the types of public functions |
 | `selecting.py`, `weighted.py`, `bins.py`, `unpool.py` | the declarations, one topic each |
 | `vjp.py` | `vjp`: a pooling and its pullback |
+| `modules.py` | checks the arguments of modules; limits global functions to the axes of a module |
 | `inputs.py` | the shape of an input of any front end; proxies that record calls |
 | `docstrings.py` | composes the docstrings of functions and modules |
 

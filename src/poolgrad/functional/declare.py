@@ -312,8 +312,10 @@ def _public(declared: type[Function], name: str, dims: int) -> Any:
         request = given.request(x.transpose(..., *names), len(names))
         return replace(request, dimensions=tuple(x.dims))
 
-    pool: Any = described(named(describe, name, known), name)
-    pool.declared = declared
+    is_own = declared.__module__.startswith("poolgrad.functional.")
+    module = "poolgrad" if is_own else declared.__module__
+    pool: Any = described(named(describe, name, known), name, module)
+    pool.declared, pool.dims = declared, dims
     pool.__signature__ = known
     pool.__doc__ = of_function(declared, name, dims, known.parameters)
     FUNCTIONS[name] = pool
@@ -334,6 +336,11 @@ def functions(
     dims : tuple of int
         Numbers of pooled axes, with one function for each. 0 stands for every axis but batch and
         channels, and is not part of the name.
+
+    Returns
+    -------
+    tuple of callable
+        The functions, which pickles find as attributes of the module of the declaration.
     """
     kind: Any = get_origin(declared) or declared
     return tuple(_public(kind, f"{name}{d}d" if d else name, d) for d in dims)
@@ -343,8 +350,7 @@ def mean_functions(
     name: str, declared: Callable[P, Function], dims: tuple[int, ...] = (1, 2, 3)
 ) -> tuple[MeanPool[P], ...]:
     """Make the public functions of a declaration of averages; see `functions`."""
-    made: tuple[Any, ...] = functions(name, declared, dims)
-    return made
+    return functions(name, declared, dims)  # type: ignore[return-value]
 
 
 def selecting_functions(
@@ -364,5 +370,4 @@ def selecting_functions(
         The declaration with `No`, `Yes` and `bool` as the type of `return_indices`. They differ for
         type checkers only.
     """
-    made: tuple[Any, ...] = functions(name, without, dims)
-    return made
+    return functions(name, without, dims)  # type: ignore[return-value]

@@ -37,7 +37,8 @@ class Arguments:
 def signature_of(arguments: Any) -> Signature:
     """Return the signature of a class of arguments; those that most classes have come last."""
     last = ("ties", "routes", "channels_last", "out", "dim")
-    found = signature(arguments).parameters.values()
+    known = signature(arguments).parameters.values()
+    found = [p.replace(annotation="bool") if p.annotation == "Flag" else p for p in known]
     return Signature(sorted(found, key=lambda p: last.index(p.name) if p.name in last else -1))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, update_wrapper
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,7 @@ LEADING_AXES = "There may be any number of leading axes."
 @cache
 def limited(function: Any, dims: int) -> Any:
     """Return a function for `dims` pooled axes: global functions themselves pool any number."""
-    if function.__name__.endswith("d"):
+    if function.dims:
         return function
     x_like = SimpleNamespace(shape=(1,) * (dims + 2))  # only the shape is read
 
@@ -33,8 +33,9 @@ def limited(function: Any, dims: int) -> Any:
         return replace(request, x=x)
 
     name = f"{function.__name__}{dims}d"
-    globals()[name] = described(describe, name, __name__)
-    return globals()[name]
+    made = described(describe, name, __name__)
+    globals()[name] = update_wrapper(made, function, ["__doc__"], [])  # where pickles find it
+    return made
 
 
 def operator_of(function: Callable[..., Any], dims: int, given: dict[str, Any]) -> Operator:

@@ -55,7 +55,7 @@ def derivative(*args: Array, pool: Static, learned: bool, transpose: bool) -> li
     """Compute the tangent of the output, or the gradients of input and learned argument."""
     if pool.operator.nonlinear and not transpose:
         return portable.derivative(*args, pool=pool, learned=learned, transpose=transpose)
-    source, (x, operands, residual) = args[0], pool.held(args[1:])
+    source, (x, operands, residual) = args[0], pool.operator.split(args[1:])
     made = _call(pool, "vjp" if transpose else "jvp", source, x, operands, residual)
     if learned:
         (theta,), layout = operands, pool.prepared(source, made[0].shape).layout

@@ -25,7 +25,7 @@ def forward(x: Array, *operands: Array, pool: Static, keep: int) -> list[Array]:
 def derivative(*args: Array, pool: Static, learned: bool, transpose: bool) -> list[Array]:
     """Compute the tangent of the output, or the gradients of input and learned argument."""
     linear = 1 + (learned and not transpose)
-    first, (x, operands, residual) = args[0], pool.held(args[linear:])
+    first, (x, operands, residual) = args[0], pool.operator.split(args[linear:])
     if transpose:
         ready = pool.prepared(first, pool.before(first.shape))
         gradients = engine.vjp(ready, first, x, _operand(pool, operands), residual)

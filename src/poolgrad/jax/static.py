@@ -41,15 +41,6 @@ class Static(NamedTuple):
         first = len(shape) - len(self.sizes) - self.channels_last
         return (*shape[:first], *self.sizes, *shape[first + len(self.sizes) :])
 
-    def held(self, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
-        """Split arrays into input (None unless the operator is nonlinear), operand and residual.
-
-        `args` are the arguments of a jvp or vjp without those in which it is linear.
-        """
-        first = int(self.operator.nonlinear)
-        second = first + self.operator.operand.count
-        return (args[0] if first else None), args[first:second], args[second:]
-
 
 def has_wide_numbers() -> bool:
     """Whether 64-bit types are enabled in JAX."""

@@ -69,6 +69,8 @@ for _operator in (*SELECTING, *WEIGHTED, *COMPOSED):
 class Prepared:
     """A validated call of an operator for one layout of arrays, without the arrays.
 
+    It is shared by all such calls, and never changed.
+
     Attributes
     ----------
     operator : Operator
@@ -155,7 +157,7 @@ def prepare_uncached(
     channels_last : bool
         Whether the pooled axes are those before the last.
     inner : int
-        The result of `core.inner_axis` for the input.
+        The result of `windows.inner_axis` for the input.
     dtype : str
         Dtype of the input.
 

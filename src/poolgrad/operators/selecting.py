@@ -109,7 +109,7 @@ class Extreme(Routed):
 
     options = Selection
     integers = True
-    order: ClassVar[str]
+    order: ClassVar[str] = ""  # the name of the reduction in the kernels
 
     def check(self, window: Window, options: Any) -> None:
         super().check(window, options)
@@ -146,7 +146,12 @@ class Extreme(Routed):
             kernels.split_winners(self.order, x, y, kept, *last)
 
     def best(self, xp: Any, windows: UnfoldedWindows) -> tuple[Any, Any]:
-        """Return the winning value of windows without NaN, and the output of an empty window."""
+        """Return the winning value of windows without NaN, and the output of an empty window.
+
+        Here for the maximum and the minimum; operators of another order define it.
+        """
+        if self.order not in ("max", "relu_max", "min"):
+            raise NotImplementedError(f"the operator {self.name} must define best")
         is_min = self.order == "min"
         worst = windows.highest if is_min else windows.lowest
         known = windows.valid & ~_is_nan(windows.values)

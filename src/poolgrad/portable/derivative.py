@@ -8,6 +8,7 @@ step.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -114,7 +115,7 @@ _PULLBACKS: dict[str, Callable[..., Sequence[Pullback | None]]] = {
     "neg": lambda xp, y, a: (lambda g: -g,),
     "sub": lambda xp, y, a, b: (lambda g: g, lambda g: -g),
     "mul": lambda xp, y, a, b: (lambda g: g * b, lambda g: g * a),
-    # Not from `y`, which may be the result that the caller changes.
+    # Not from `y`: a quotient may be the result itself, which the caller may change.
     "truediv": lambda xp, y, a, b: (lambda g: g / b, lambda g: -g * (a / b) / b),
     "pow": lambda xp, y, a, power: (lambda g: g * (power * a ** (power - 1)), None),
     "where": lambda xp, y, condition, a, b: (
@@ -124,6 +125,7 @@ _PULLBACKS: dict[str, Callable[..., Sequence[Pullback | None]]] = {
     ),
     "exp": lambda xp, y, a: (lambda g: g * y,),
     "log": lambda xp, y, a: (lambda g: g / a,),
+    "log2": lambda xp, y, a: (lambda g: g / (a * math.log(2)),),
     "abs": lambda xp, y, a: (lambda g: g * xp.sign(a),),  # 0 at 0
     "astype": lambda xp, y, a, dtype: (lambda g: xp.astype(g, a.dtype), None),
     "expand_dims": lambda xp, y, a, *, axis: (lambda g: xp.reshape(g, a.shape),),
@@ -135,12 +137,16 @@ _PULLBACKS: dict[str, Callable[..., Sequence[Pullback | None]]] = {
     "max": _of_maximum,
 }
 
+# Functions of variables whose derivative is 0 almost everywhere, or whose results are no numbers
+_CONSTANT = {"all", "any", "argmax", "argmin", "ceil", "count_nonzero", "floor", "round", "sign"}
+_CONSTANT |= {"isfinite", "isinf", "isnan", "ones_like", "zeros_like"}
+
 
 class Recording:
     """The functions of an array library for arrays and variables, which record pullbacks.
 
-    Functions without pullbacks are applied to the values: they are constant almost everywhere
-    (``floor``, ``count_nonzero``), or return properties of an array.
+    Functions that are constant almost everywhere (``floor``, ``count_nonzero``) are applied to the
+    values.
 
     Parameters
     ----------
@@ -161,13 +167,21 @@ class Recording:
     def apply(
         self, function: Callable[..., Any], *args: Any, name: str = "", **options: Any
     ) -> Any:
-        """Apply a function to variables and constants; `name` is its name among `_PULLBACKS`."""
-        values = [*map(value_of, args)]
+        """Apply a function to variables and constants; `name` is its name among `_PULLBACKS`.
+
+        Raises
+        ------
+        NotImplementedError
+            If it has no pullback to a variable.
+        """
+        name, values = name or function.__name__, [*map(value_of, args)]
         y = function(*values, **options)
-        rule = _PULLBACKS.get(name or function.__name__)
-        if rule is None or not any(isinstance(a, Variable) for a in args):
+        if name in _CONSTANT or not any(isinstance(a, Variable) for a in args):
             return y
-        pullbacks = zip(args, rule(self.xp, y, *values, **options), strict=True)
+        if name not in _PULLBACKS:
+            names = ", ".join(sorted(_PULLBACKS.keys() | _CONSTANT))
+            raise NotImplementedError(f"formulas of operators may apply {names}, got {name}")
+        pullbacks = zip(args, _PULLBACKS[name](self.xp, y, *values, **options), strict=True)
         known = [(a, p) for a, p in pullbacks if isinstance(a, Variable)]
         return Variable(self, y, [(a, self._summed_to(a.shape, p)) for a, p in known])
 

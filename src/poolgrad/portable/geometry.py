@@ -85,17 +85,17 @@ class Geometry:
         )
 
     @property
-    def places(self) -> tuple[Any, Any]:
-        """Return the place of each tap in `windows`, and whether it has one: (outputs, numbers)."""
+    def tap_columns(self) -> tuple[Any, Any]:
+        """Return the column of each tap in `windows`, and whether it has one: (outputs, taps)."""
         xp, shape = self._xp, (*self._window.out, self._window.tap_count)
-        places = [
+        columns = [
             xp.arange(kernel, **self._where)[None, :] - taps.numbers[:, :1]
             for kernel, taps in zip(self._window.kernel, self._taps, strict=True)
         ]
-        exists = [(p >= 0) & (p < n) for p, n in zip(places, self._counts, strict=True)]
+        exists = [(c >= 0) & (c < n) for c, n in zip(columns, self._counts, strict=True)]
         valid = reduce(and_, _apart(xp, exists))
-        place = xp.where(valid, _numbered(xp, places, self._counts), 0)
-        return xp.reshape(place, shape), xp.reshape(valid, shape)
+        column = xp.where(valid, _numbered(xp, columns, self._counts), 0)
+        return xp.reshape(column, shape), xp.reshape(valid, shape)
 
     def unfold(self, x: Any) -> Any:
         """Gather the taps of each window: (planes, inputs...) to (planes, outputs..., taps)."""

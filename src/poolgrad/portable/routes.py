@@ -19,10 +19,10 @@ def kept(xp: Any, ready: Prepared, geometry: Geometry, choice: Choice) -> Any:
     """Pack the residual of a forward pass; bits for each tap have one more axis."""
     (buffer,), layout, winners = ready.residual, ready.layout, choice.winners
     if len(buffer.shape) > len(layout.out_shape):
-        place, there = geometry.places
-        place = xp.broadcast_to(place, (*winners.shape[:-1], place.shape[-1]))
-        found = there & xp.take_along_axis(winners, place, axis=-1)
-        return converted(xp, _packed(xp, xp.astype(found, place.dtype), 1), buffer.dtype)
+        column, exists = geometry.tap_columns
+        column = xp.broadcast_to(column, (*winners.shape[:-1], column.shape[-1]))
+        won = exists & xp.take_along_axis(winners, column, axis=-1)
+        return converted(xp, _packed(xp, xp.astype(won, column.dtype), 1), buffer.dtype)
     route = xp.sum(xp.where(winners, geometry.windows.taps, 0), axis=-1)
     route = xp.where(xp.any(winners, axis=-1), route, limits(layout.route_dtype)[1])
     width = ready.route_bits

@@ -13,9 +13,9 @@ has a function of the same name here.
            [0. , 0. ]]))
 
 `operators` has the formulas, `geometry` the positions of windows by plain loops, `windows` the loop
-over windows with the gradients, `regions` region-of-interest pooling. Nothing of this is shared
-with the kernels. ``tests/exactness/test_reference.py`` tests it against definitions, PyTorch and
-finite differences.
+over windows with the gradients, `regions` region-of-interest pooling. Formulas, positions and loops
+are shared with nothing; NumPy's front end checks and converts the arguments.
+``tests/exactness/test_reference.py`` tests it against definitions, PyTorch and finite differences.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from poolgrad import regions
 from poolgrad.reference.operators import Array
 from poolgrad.region_maps import Bins, bins, host_table
 
@@ -144,17 +143,22 @@ def vjp(function: Callable[..., Array], *args: Any, **kwargs: Any) -> tuple[Arra
     return pullback.y, pullback
 
 
-def roi_pool(*args: Any, **kwargs: Any) -> Array:
+def roi_pool(input: Any, boxes: Any, output_size: Any, spatial_scale: float = 1.0) -> Array:
     """Reference implementation of `poolgrad.roi_pool` (Girshick, Fast R-CNN, 2015)."""
-    return vjp(roi_pool, *args, **kwargs)[0]
+    return vjp(roi_pool, input, boxes, output_size, spatial_scale)[0]
 
 
-def roi_align(*args: Any, **kwargs: Any) -> Array:
+def roi_align(
+    input: Any,
+    boxes: Any,
+    output_size: Any,
+    spatial_scale: float = 1.0,
+    sampling_ratio: int = -1,
+    aligned: bool = False,
+) -> Array:
     """Reference implementation of `poolgrad.roi_align` (He et al., Mask R-CNN, 2017)."""
-    return vjp(roi_align, *args, **kwargs)[0]
+    return vjp(roi_align, input, boxes, output_size, spatial_scale, sampling_ratio, aligned)[0]
 
 
 ENTRIES: dict[Callable[..., Array], Callable[..., Iterator[Entry]]]
 ENTRIES = {roi_pool: _pool_entries, roi_align: _align_entries}
-for _function in ENTRIES:
-    _function.__signature__ = signature(getattr(regions, _function.__name__))  # type: ignore[attr-defined]

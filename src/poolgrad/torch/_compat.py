@@ -110,7 +110,8 @@ _call_cache_symbols = PRIVATE.symbols_or_none(
 # (function of a tensor, its value for a plain tensor)
 PLAIN_TENSOR: tuple[tuple[Any, Any], ...] = ()
 # (function without arguments or (object, attribute), its value if nothing observes or transforms)
-UNOBSERVED: tuple[tuple[Any, Any], ...] = ((bool, True),)  # never, so that no call is cached
+# Without the symbols no call is cached: `bool()` is never True.
+UNOBSERVED: tuple[tuple[Any, Any], ...] = ((bool, True),)
 if _call_cache_symbols is not None:
     _dispatch_modes, _function_modes, _is_functional, _ = _call_cache_symbols
     PLAIN_TENSOR = ((_is_functional, False),)

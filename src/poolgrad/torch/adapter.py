@@ -165,12 +165,6 @@ class Adapter:
         ready = prepare_call(self.name, spec, named, tuple(shape), last, inner, dtype)
         return Static(ready, tracked)
 
-    def _held(self, held: Tensors) -> tuple[Tensors, Tensors, Tensors]:
-        """Split the tensors after the first of a vjp or jvp: input, operand and residual."""
-        first = int(self.operator.nonlinear)
-        second = first + self.operand_count
-        return held[:first], held[first:second], held[second:]
-
     # Implementations: the engine is that of the operator, its options, and the device
 
     def _engine(self, ready: Prepared, x: Tensor) -> Engine:
@@ -249,22 +243,22 @@ class Adapter:
     def vjp(self, static: Static, gy: Tensor, *held: Tensor) -> Any:
         """Compute the gradient of the input, and of a learned parameter."""
         ready, layout = static.ready, static.ready.layout
-        x, operands, residual = self._held(held)
+        x, operands, residual = self.operator.split(held)
         require("gy", gy, ready.output)
-        if x:
-            require("x", x[0], ready.input)
+        if x is not None:
+            require("x", x, ready.input)
         engine = self._engine(ready, gy)
         if engine is Engine.PORTABLE:
             operand = self._operand(ready, operands, gy)
-            made = portable.vjp(ready, gy, x[0] if x else None, operand, residual)
+            made = portable.vjp(ready, gy, x, operand, residual)
             gx = stored(ready.input, made[0])
             return (gx, made[1]) if self.operator.learned else gx
         tracked = not self.operator.learned or residual[-1].shape != (0,)
         known = self.kept if tracked else self.kept - 1  # the rest is an unused slope
         residual = (*laid_out(residual[:known], ready.residual[:known]), *residual[known:])
         gy, gx = readable("gy", gy), allocate(ready.input, gy)
-        own = readable("x", x[0]) if x else None
-        self._run_kernels("vjp", engine, ready, gy, gx, operands, residual, own)
+        x = None if x is None else readable("x", x)
+        self._run_kernels("vjp", engine, ready, gy, gx, operands, residual, x)
         if not self.operator.learned:
             return gx
         if not tracked:
@@ -278,7 +272,7 @@ class Adapter:
     def jvp(self, static: Static, t: Tensor, *held: Tensor) -> Tensor:
         """Compute the tangent of the output."""
         ready = static.ready
-        _, operands, residual = self._held(held)
+        _, operands, residual = self.operator.split(held)
         engine = self._engine(ready, t)
         if engine is Engine.PORTABLE:
             operand = self._operand(ready, operands, t)
@@ -290,7 +284,7 @@ class Adapter:
     def indices(self, static: Static, x: Tensor, *held: Tensor) -> Tensor:
         """Convert routes to flat positions in the plane of the input."""
         ready, engine = static.ready, self._engine(static.ready, x)
-        _, operands, (routes,) = self._held(held)
+        _, operands, (routes,) = self.operator.split(held)
         buffer = ready.per_output("int64")
         samples = operands if self.operator.operand.determines_windows else ()
         if engine is Engine.PORTABLE:
@@ -310,7 +304,9 @@ class Adapter:
     def fake_vjp(self, static: Static, gy: Tensor, *held: Tensor) -> Any:
         """Return gradients of the right shapes."""
         gx = empty(static.ready.input, gy)
-        return (gx, torch.empty_like(self._held(held)[1][0])) if self.operator.learned else gx
+        return (
+            (gx, torch.empty_like(self.operator.split(held)[1][0])) if self.operator.learned else gx
+        )
 
     def fake_jvp(self, static: Static, t: Tensor, *held: Tensor) -> Tensor:
         """Return a tangent of the right shape."""

@@ -116,14 +116,9 @@ def kind(exchange: bool) -> TensorSpec:
 KIND = kind(_compat.has_dlpack_exchange)
 
 
-def is_plain(x: Any) -> bool:
-    """Whether a tensor can be passed to the kernels directly."""
-    return bool(KIND.is_supported(x))
-
-
 def is_direct_for_kernels(x: Any) -> bool:
     """Whether a tensor can be passed directly to the kernels of the CPU or of its GPU."""
-    return is_plain(x) or are_direct_for_triton((x,))
+    return KIND.is_supported(x) or are_direct_for_triton((x,))
 
 
 def _is_dense(x: Any) -> bool:
@@ -163,7 +158,7 @@ def pools(x: Any) -> bool:
     """
     if torch.compiler.is_compiling():
         return not (torch.compiler.is_exporting() or is_transformed_graph())
-    return is_plain(x) or (
+    return KIND.is_supported(x) or (
         _is_dense(x)
         and (x.is_cpu or x.is_meta or (x.is_cuda and triton.is_available(x.device)))
         and _compat.tracing_state() is None
@@ -239,7 +234,7 @@ def shape_of(x: Tensor) -> tuple[int, ...]:
 
 
 def inner_of(x: Tensor, spec: WindowSpec, channels_last: bool) -> int:
-    """Return `core.inner_axis` of a tensor."""
+    """Return `windows.inner_axis` of a tensor."""
     return _looked_up(inner_axis, tuple(x.shape), x.stride(), spec, channels_last)
 
 
@@ -281,8 +276,7 @@ def stored(buffer: Buffer, tensor: Tensor) -> Tensor:
 
 def small(buffer: Buffer) -> bool:
     """Whether a buffer is too small for cached memory."""
-    size: int = buffer.elements * DTYPES[buffer.dtype].itemsize
-    return size < LARGE
+    return bool(buffer.elements * DTYPES[buffer.dtype].itemsize < LARGE)
 
 
 def allocate(buffer: Buffer, like: Tensor) -> Tensor:

@@ -165,8 +165,8 @@ class TorchFrontEnd(FrontEnd):
         return isinstance(value, Tensor)
 
     def from_numpy(self, array: Any, x: Tensor) -> Tensor:
-        # PyTorch lacks some of NumPy's dtypes.
-        return torch.as_tensor(array.astype(np.float64), dtype=torch.float64, device=x.device)
+        # PyTorch lacks some of NumPy's dtypes, and some devices lack float64.
+        return torch.as_tensor(array.astype(np.float64), dtype=torch.float64, device="cpu")
 
     def parameter(self, operand: Parameter, value: Any, x: Tensor, ready: Prepared) -> Tensor:
         layout = ready.layout
@@ -175,7 +175,7 @@ class TorchFrontEnd(FrontEnd):
             (number,) = arguments.within([float(value)], layout.sum_dtype)
             return torch.full((), number, dtype=DTYPES[layout.sum_dtype], device=x.device)
         given = super().parameter(operand, value, x, ready)
-        theta = given.to(x.device, DTYPES[layout.sum_dtype])
+        theta = given.to(DTYPES[layout.sum_dtype]).to(x.device)
         # Without a channel axis there is one number.
         return (theta if layout.channel >= 0 else theta.reshape(())).contiguous()
 
@@ -210,13 +210,13 @@ class TorchFrontEnd(FrontEnd):
             return torch.rand(shape, dtype=dtype, device=device, **own).to(x.device)
 
     def samples_below_one(self, samples: Tensor, dtype: str, x: Tensor, layout: Layout) -> Tensor:
-        kind, most, samples = DTYPES[dtype], arguments.below_one(dtype), samples.to(x.device)
+        kind, most = DTYPES[dtype], arguments.below_one(dtype)
         narrow = samples.to(kind)
         # Rounding takes no sample into [0, 1) or out of it: the kernels check.
         narrow = torch.where(samples < 1, narrow.clamp(max=most), narrow)
         negative = narrow.clamp(max=-torch.finfo(kind).tiny)
         narrow = torch.where(samples < 0, negative, narrow)
-        return narrow.reshape(arguments.samples_shape(layout)).contiguous()
+        return narrow.reshape(arguments.samples_shape(layout)).to(x.device).contiguous()
 
 
 FRONT_END = TorchFrontEnd()

@@ -204,8 +204,8 @@ def unflatten(numbers: Sequence[int]) -> WindowSpec:
         spec = _rebuilt(*numbers)
         if spec.dims <= 3 and flatten(spec) == [*numbers]:
             return spec
-    except (TypeError, ValueError):  # no windows at all, whereas `spec` may be other windows
-        pass
+    except (TypeError, ValueError):
+        pass  # numbers that the constructors refuse; others they would change, such as a stride
     raise ValueError(
         "window must hold a kind (0 fixed, 1 adaptive, 2 fractional), same padding and "
         "ceil_mode (0 or 1 each), then for each of 1, 2 or 3 axes kernel sizes, strides, low "

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from poolgrad.torch._compat import tracing_state
-from poolgrad.torch.arrays import is_plain, shape_of
+from poolgrad.torch.arrays import KIND, shape_of
 from poolgrad.torch.layers import arguments
 from poolgrad.torch.layers.arguments import Layer, batched, unbatched
 from poolgrad.torch.layers.blur import extend
@@ -87,7 +87,7 @@ def choose_component(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
     if x.is_meta:
         return norms.argmax(1)
     # Other tensors than plain ones may have no values (transformations, fake tensors).
-    is_readable = is_plain(x)
+    is_readable = KIND.is_supported(x)
     if not (is_readable and norms.isfinite().all()):
         most = torch.finfo(torch.float64).max
         finite = x.detach().to(torch.float64, copy=True)

@@ -96,7 +96,7 @@ def traced() -> AbstractContextManager[None]:
     return _launching(_traced)
 
 
-def _bound(launches: list[Launch], arguments: list[Tensor]) -> Callable[..., None] | None:
+def _run_and_bind(launches: list[Launch], arguments: list[Tensor]) -> Callable[..., None] | None:
     """Run the launches of a method; return a function that repeats them for its arguments.
 
     Returns None if they read a tensor that is no argument and was not written before.
@@ -166,7 +166,7 @@ def repeated(method: Callable[..., None]) -> Callable[..., None]:
             method(self, *args)
         if len(self.bound) >= _MAX_BOUND:
             self.bound.clear()
-        self.bound[key] = _bound(launches, tensors) or False
+        self.bound[key] = _run_and_bind(launches, tensors) or False  # cannot be repeated
 
     return run
 

@@ -1,4 +1,4 @@
-"""Kernels of power means, log-sum-exp, soft and expected pooling.
+"""Kernels of power means, log-mean-exp, soft and expected pooling.
 
 Two passes over a window: its largest term ``m``, then sums of terms relative to ``m``, so that
 nothing overflows. With ``z <= 0`` for each input and 0 for the largest,
