@@ -169,9 +169,9 @@ def check_cotangent(gy: Any, dtype: Any, shape: tuple[int, ...], expected: tuple
     Every floating dtype is accepted, because `gy` is converted to the dtype of the output. If the
     output has one element, a number without axes is accepted.
     """
-    name = name_of(dtype)
+    name = name_of(getattr(dtype, "name", dtype))  # of byte-swapped bfloat16, too
     if name not in FLOATS and getattr(dtype, "kind", "") != "f":
-        came = brief(gy) if name == "object" and not shape else name
+        came = brief(gy) if name == "object" and not shape else name_of(dtype)
         raise TypeError(f"gy must be an array of a floating dtype, got {came}")
     if shape != expected and not (shape == () and math.prod(expected) == 1):
         raise ValueError(f"gy must have the shape of the output, {expected}, got {shape}")
