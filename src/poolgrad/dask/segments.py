@@ -45,7 +45,7 @@ def _segment(axis: Axis, first: int, stop: int, least_end: int = 0) -> Axis:
 
 
 def _first_from(axis: Axis, position: int) -> int:
-    """Return the first window that begins at a position or behind it; `out` if there is none."""
+    """Return the first window that begins at or after a position; `out` if no window does."""
     if axis.adaptive:
         first = -(-position * axis.out // axis.size)
     else:

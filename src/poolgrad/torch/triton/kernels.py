@@ -333,7 +333,7 @@ class Kernels:
     ) -> Iterator[tuple[Axes, View, bool]]:
         """The windows of each pass over an array, what it writes, and whether it is the last one.
 
-        One pass for each axis of `order`, or one over all axes if there is none. The last pass
+        One pass for each axis of `order`, or one over all axes if it is empty. The last pass
         writes `result`, the others write new arrays of this dtype.
         """
         sizes, last = (self.out, self.sizes) if of_inputs else (self.sizes, self.out)
