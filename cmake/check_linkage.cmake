@@ -1,11 +1,13 @@
 # Fails if an object file that is compiled for one instruction set defines a symbol that the linker
-# may merge with one of another object file (weak, unique or common): the copy that is kept could
-# have instructions that the running processor lacks. Usage:
+# may merge with one of another instruction set (weak, unique or common, and not in the namespace of
+# a set): the copy that is kept could have instructions that the running processor lacks. Usage:
 #   cmake -DNM=nm -DOBJECTS=a.o,b.o -P check_linkage.cmake
 string(REPLACE "," ";" objects "${OBJECTS}")
 
 # A pointer to a function of libstdc++, and Clang's call of std::terminate, which uses no vectors.
 set(allowed "^(DW\\.ref\\.__gxx_personality_v0|__clang_call_terminate)$")
+# Names that mention the namespace of the set: poolgrad::avx2 is 8poolgrad4avx2.
+string(APPEND allowed "|(8poolgrad|S[0-9A-Z]*_)(6avx512|4avx2|9x86_64_v2|4neon|8baseline)")
 set(mergeable)
 foreach(object IN LISTS objects)
   execute_process(COMMAND "${NM}" --defined-only "${object}"
@@ -28,5 +30,5 @@ if(mergeable)
   list(REMOVE_DUPLICATES mergeable)
   list(JOIN mergeable "\n  " listed)
   message(FATAL_ERROR "symbols of one instruction set that the linker may merge with others "
-    "(give them internal linkage, or pass plain structs):\n  ${listed}")
+    "(define them in poolgrad::POOLGRAD_ISA, or pass plain structs):\n  ${listed}")
 endif()

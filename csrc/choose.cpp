@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "base/partition.hpp"
+#include "geometry/partition.hpp"
 
 namespace poolgrad {
 namespace {

@@ -10,7 +10,7 @@
 //   from its valid inputs.
 #pragma once
 
-#include "base/instruction_set.hpp"
+#include "base/common.hpp"
 #include "base/thread_pool.hpp"
 #include "kernels.hpp"
 
@@ -123,15 +123,15 @@ class Trace {
   Choice choices_[kMaxChoices];
 };
 
-namespace {
+inline namespace POOLGRAD_ISA {
 
-[[maybe_unused]] inline ArrayLayout layout_of(const View& v, const Plan& p) {
+inline ArrayLayout layout_of(const View& v, const Plan& p) {
   const bool packed = v.width == 1 && !v.row_columns;
   return {v.dtype, packed && (v.height == p.axis[2].in || p.axis[1].in == 1), v.inner == 1};
 }
 
 // A call of this instruction set's kernels. x: the array that is read.
-[[maybe_unused]] inline Call call_of(Task task, const Work& work, const View& x) {
+inline Call call_of(Task task, const Work& work, const View& x) {
   return {.task = task,
           .plan = work.plan,
           .input = layout_of(x, *work.plan),
@@ -142,26 +142,24 @@ namespace {
 
 // Whether windows along an axis overlap so much that storing partial reductions of 2, 4, 8, ...
 // neighbours costs less than reducing every window on its own.
-[[maybe_unused]] inline bool shares_much(const Axis& a) {
-  return a.overlap && a.kernel > kMaxFolded;
-}
+inline bool shares_much(const Axis& a) { return a.overlap && a.kernel > kMaxFolded; }
 
 // The largest number of windows along an axis that hold the same input.
-[[maybe_unused]] inline i64 max_windows(const Axis& a) {
+inline i64 max_windows(const Axis& a) {
   return a.dilation == 1 ? ceil_div(a.kernel, a.stride) : a.kernel;
 }
 
 // Whether windows along the width do not overlap, so that a gather copies shares. Polyphase rows of
 // single channels are faster at stride 2.
-[[maybe_unused]] inline bool is_disjoint(const Plan& p) {
+inline bool is_disjoint(const Plan& p) {
   const Axis& a = p.axis[2];
   return a.dilation == 1 && a.stride >= a.kernel && a.stride > (p.inner > 1 ? 1 : 2);
 }
 
 // Whether no input lies in two windows.
-[[maybe_unused]] inline bool shares_nothing(const Plan& p) {
+inline bool shares_nothing(const Plan& p) {
   return !p.axis[0].overlap && !p.axis[1].overlap && !p.axis[2].overlap;
 }
 
-}  // namespace
+}  // namespace POOLGRAD_ISA
 }  // namespace poolgrad

@@ -1,20 +1,18 @@
 // Fills the table of kernels of one instruction set.
 #include "kernels.hpp"
 
-#include "base/instruction_set.hpp"
+#define POOLGRAD_NAME_(isa) #isa
+#define POOLGRAD_NAME(isa) POOLGRAD_NAME_(isa)
 
-namespace poolgrad {
+namespace poolgrad::inline POOLGRAD_ISA {
 
-extern const SelectKernels POOLGRAD_TABLE(select_kernels);
-extern const RouteKernels POOLGRAD_TABLE(route_kernels);
-extern const WeightedKernels POOLGRAD_TABLE(weighted_kernels);
-extern const NonlinearKernels POOLGRAD_TABLE(nonlinear_kernels);
+extern const SelectKernels select_kernels;
+extern const RouteKernels route_kernels;
+extern const WeightedKernels weighted_kernels;
+extern const NonlinearKernels nonlinear_kernels;
 
-extern const Kernels POOLGRAD_TABLE(kernels);
-const Kernels POOLGRAD_TABLE(kernels) = {
-    POOLGRAD_NAME(POOLGRAD_ISA),        &POOLGRAD_TABLE(select_kernels),
-    &POOLGRAD_TABLE(route_kernels),     &POOLGRAD_TABLE(weighted_kernels),
-    &POOLGRAD_TABLE(nonlinear_kernels),
-};
+extern const Kernels kernels;
+const Kernels kernels = {POOLGRAD_NAME(POOLGRAD_ISA), &select_kernels, &route_kernels,
+                         &weighted_kernels, &nonlinear_kernels};
 
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -5,8 +5,7 @@
 #include "backward/tiles.hpp"
 #include "operators/sum.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 template <class A>
 class ScatterEqualShares {
@@ -103,5 +102,4 @@ class ScatterEqualShares {
   A *gradients_, *sums_, *width_divisors_;
 };
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -7,12 +7,11 @@
 #include "forward/row_writer.hpp"
 #include "operators/sum.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // Prefetches the elements after `columns` of row (od, oh).
-[[maybe_unused]] POOLGRAD_INLINE void prefetch_after(const View& v, const char* plane, i64 od,
-                                                     i64 oh, Range columns, i64 inner) {
+POOLGRAD_INLINE void prefetch_after(const View& v, const char* plane, i64 od, i64 oh, Range columns,
+                                    i64 inner) {
   const i64 size = size_of(v.dtype);
   const i64 at = (od * v.depth + oh * v.height + columns.lo * v.width) * size;
   prefetch(plane + at + kPrefetchBytes, (columns.hi - columns.lo) * inner * size);
@@ -338,5 +337,4 @@ class Gather {
   Phase phase_[kMaxPhases];
 };
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

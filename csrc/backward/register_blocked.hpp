@@ -6,8 +6,7 @@
 #include "backward/gather.hpp"
 #include "forward/register_blocked.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // Routed: a gradient is added only to the input that the route names; else it is divided by the
 // divisor and added to all inputs of the window.
@@ -384,5 +383,4 @@ class RegisterBlockedBackward {
   Divisor divisor_{};
 };
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

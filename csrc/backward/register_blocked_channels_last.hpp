@@ -7,8 +7,7 @@
 #include "forward/register_blocked_channels_last.hpp"
 #include "forward/row_writer.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // Computes the gradients of inputs: each input adds the gradients whose route names its tap.
 template <class T>
@@ -164,5 +163,4 @@ class RegisterBlockedChannelsLastBackward {
   const std::uint8_t* routes_ = nullptr;
 };
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

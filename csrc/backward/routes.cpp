@@ -3,13 +3,13 @@
 
 #include <atomic>
 
+#include "backward/packed_routes.hpp"
 #include "backward/split_ties.hpp"
 #include "backward/unpool.hpp"
-#include "base/instruction_set.hpp"
-#include "base/partition.hpp"
-#include "simd/packed_bits.hpp"
+#include "base/common.hpp"
+#include "geometry/partition.hpp"
 
-namespace poolgrad {
+namespace poolgrad::inline POOLGRAD_ISA {
 namespace {
 
 void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
@@ -190,10 +190,10 @@ void unpack_routes(const PackedRows& p, const std::uint8_t* from, std::uint8_t* 
 
 }  // namespace
 
-extern const RouteKernels POOLGRAD_TABLE(route_kernels);
-const RouteKernels POOLGRAD_TABLE(route_kernels) = {
+extern const RouteKernels route_kernels;
+const RouteKernels route_kernels = {
     backward,       jvp,       pack_routes, unpack_routes,   indices,
     split_backward, split_jvp, unpool,      unpool_backward,
 };
 
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -5,8 +5,7 @@
 #include "backward/register_blocked.hpp"
 #include "backward/register_blocked_channels_last.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // Scatter, for any windows: adds the gradient of every output at the input that its route names.
 // Neighbouring outputs often have the same winner, so that consecutive additions depend on each
@@ -256,5 +255,4 @@ void routes_to_indices(const Plan& p, const Tile& tile, const View& routing, con
   }
 }
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

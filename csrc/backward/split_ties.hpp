@@ -5,8 +5,7 @@
 #include "backward/tiles.hpp"
 #include "forward/separable.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // Calls each(output, tap, column) along a row, for outputs [lo, hi) and each channel; the output
 // is counted from output `lo`.
@@ -31,9 +30,7 @@ struct TieRows {
         sums(arena.take<T>(p.out_row())) {}
 };
 
-[[maybe_unused]] inline bool bit(const std::uint8_t* bits, i64 k) {
-  return bits[k / 8] >> (k % 8) & 1;
-}
+inline bool bit(const std::uint8_t* bits, i64 k) { return bits[k / 8] >> (k % 8) & 1; }
 
 // Sets the bits of the inputs that equal the maximum. positive: no bit is set for zeros (ReLU).
 template <class T>
@@ -123,5 +120,4 @@ void split_ties_jvp(const Plan& p, const Tile& tile, const View& x, const char* 
   }
 }
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -6,12 +6,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/partition.hpp"
+#include "geometry/partition.hpp"
 #include "operators/divisor.hpp"
 #include "simd/prefetch.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // A route as wide as a gradient, so that a comparison of routes is a mask of gradients.
 template <class T>
@@ -20,7 +19,7 @@ using WideRoute = std::conditional_t<sizeof(T) == 4, u32, std::uint64_t>;
 inline constexpr i64 kMaxStoredPhases = 64;
 
 // Whether phases are worth their memory, which grows with the reach of a window.
-[[maybe_unused]] inline bool has_phases(const Axis& a) {
+inline bool has_phases(const Axis& a) {
   return a.regular() && a.stride <= kMaxStoredPhases && (a.kernel - 1) * a.dilation <= a.in;
 }
 
@@ -206,7 +205,7 @@ void each_window_part(const Axis& width, Range outs, i64 lo, i64 hi, F&& each) {
 }
 
 // The position of tap 0 of output `o`, which may lie in the padding.
-[[maybe_unused]] inline i64 start_of(const Axis& a, i64 o) {
+inline i64 start_of(const Axis& a, i64 o) {
   return a.regular() ? o * a.stride - a.lo : span_of(a, o).begin;
 }
 
@@ -280,5 +279,4 @@ void run_backward(const Work& work, const View& gy, const View* routes, Divisor 
       [&](Backward& state, i64 plane, const InputTile&) { state.run(gy, routes, divisor, plane); });
 }
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -4,8 +4,7 @@
 
 #include "geometry/view.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // Calls each(its number in the plane, offset in x, its index) for one channel of one plane.
 template <class F>
@@ -24,8 +23,7 @@ void each_index(const Plan& p, const View& x, const View& indices, const char* p
 }
 
 // Returns whether all indices lie in the plane of the output; else stores an invalid one.
-[[maybe_unused]] inline bool all_inside(const Plan& p, const View& indices, const char* plane,
-                                        i64* invalid) {
+inline bool all_inside(const Plan& p, const View& indices, const char* plane, i64* invalid) {
   const i64 size = p.axis[0].out * p.axis[1].out * p.axis[2].out;
   bool inside = true;
   for (i64 c = 0; c < p.inner; ++c) {
@@ -75,5 +73,4 @@ void unpool_plane_backward(const Plan& p, const View& gy, const char* gradients,
   }
 }
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -4,14 +4,13 @@
 #pragma once
 
 #include "backward/tiles.hpp"
-#include "base/partition.hpp"
 #include "forward/row_writer.hpp"
+#include "geometry/partition.hpp"
 #include "kernels.hpp"
 #include "operators/divisor.hpp"
 #include "simd/math.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // Operands of the derivative of an output by one of its inputs, a vector of outputs.
 template <class V, class P>
@@ -282,5 +281,4 @@ void weighted_backward(const Work& work, const WeightedOperands& from, Parameter
       true);
 }
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

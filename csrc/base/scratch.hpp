@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "geometry/window.hpp"
+#include "base/common.hpp"
 
 namespace poolgrad {
 
@@ -12,7 +12,7 @@ namespace poolgrad {
 // the next call.
 char* thread_scratch(std::size_t bytes);
 
-namespace {
+inline namespace POOLGRAD_ISA {
 
 // Bump allocator. The same sequence of take() calls runs twice: on an arena without memory, to
 // measure, and on a block of the measured size.
@@ -36,5 +36,5 @@ class Arena {
   std::size_t used_ = 0;
 };
 
-}  // namespace
+}  // namespace POOLGRAD_ISA
 }  // namespace poolgrad

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <exception>
 
-#include "geometry/window.hpp"
+#include "base/common.hpp"
 
 namespace poolgrad {
 

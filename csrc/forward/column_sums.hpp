@@ -4,8 +4,7 @@
 
 #include "operators/sum.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 template <class A>
 class ColumnSums {
@@ -71,5 +70,4 @@ class ColumnSums {
   i64 first_, end_ = 0;  // of the columns that are needed
 };
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -7,8 +7,7 @@
 #include "choose.hpp"
 #include "forward/row_reader.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // Whether the size of a group is a compile-time constant of the loops over it. Operators without
 // specialised algorithms are compiled for any size.
@@ -282,5 +281,4 @@ class WidthReduction {
   Row doubled_, spaced_;
 };
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -1,12 +1,12 @@
 // The median and the random draw, compiled once per instruction set.
 #include "operators/median_and_draw.hpp"
 
-#include "base/partition.hpp"
 #include "forward/selecting_tiles.hpp"
 #include "forward/selecting_units.hpp"
+#include "geometry/partition.hpp"
 #include "operators/median_network.hpp"
 
-namespace poolgrad {
+namespace poolgrad::inline POOLGRAD_ISA {
 namespace {
 
 template <class A, class Selector, class Prepare>
@@ -67,13 +67,12 @@ bool all_finite(const Work& work, const View& x) {
 
 }  // namespace
 
-void POOLGRAD_TABLE(select_median)(const Work& work, const View& x, Dense y, Dense routes,
-                                   bool zero_ties) {
+void select_median(const Work& work, const View& x, Dense y, Dense routes, bool zero_ties) {
   by_order(x.dtype, [&](auto a) { median<decltype(a)>(work, x, y, routes, zero_ties); });
 }
 
-bool POOLGRAD_TABLE(select_draw)(const Work& work, const View& x, Dense y, Dense routes,
-                                 const View& order, std::uint64_t seed) {
+bool select_draw(const Work& work, const View& x, Dense y, Dense routes, const View& order,
+                 std::uint64_t seed) {
   if (!all_finite(work, x)) return false;
   (void)choose({.task = Task::draw, .plan = work.plan});  // there is one algorithm
   by_sum(x.dtype, [&](auto a) {
@@ -86,4 +85,4 @@ bool POOLGRAD_TABLE(select_draw)(const Work& work, const View& x, Dense y, Dense
   return true;
 }
 
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -4,8 +4,7 @@
 #include "backward/tiles.hpp"
 #include "operators/sum.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 template <class A>
 A divisor_of_plane(const Plan& p, Divisor divisor) {
@@ -195,5 +194,4 @@ class PlaneGradients {
   RowWriter<A> gx_;
 };
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -5,8 +5,7 @@
 
 #include "forward/unrolled.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 inline constexpr i64 kMaxBlockedRows = 8;         // rows of outputs of a block
 inline constexpr i64 kBlockBytes = i64{1} << 14;  // bytes of the inputs of a block
@@ -393,5 +392,4 @@ class RegisterBlocked {
   const char* plane_ = nullptr;
 };
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

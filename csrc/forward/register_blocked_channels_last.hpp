@@ -6,8 +6,7 @@
 #include "forward/register_blocked.hpp"
 #include "forward/unrolled.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // Rows of outputs that are computed at once and share lines of inputs, at stride 1. More rows would
 // map to the same sets of the first-level cache; at larger strides rows share too few inputs.
@@ -118,5 +117,4 @@ class RegisterBlockedChannelsLast {
   const char* plane_ = nullptr;
 };
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

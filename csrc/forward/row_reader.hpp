@@ -9,8 +9,7 @@
 #include "operators/divisor.hpp"
 #include "simd/prefetch.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // Reverses the order of numbers (one of type A, or a vector of them): negates floats and the bits
 // of two-byte floats, complements integers, which cannot overflow.
@@ -40,7 +39,7 @@ POOLGRAD_INLINE void copy_row(const View& x, const char* plane, i64 d, i64 h, i6
 }
 
 // Whether padding is narrow enough to be copied together with the row.
-[[maybe_unused]] inline bool has_little_padding(const Axis& a) {
+inline bool has_little_padding(const Axis& a) {
   return !a.regular() || (a.m - 1) * a.stride + reach(a) < 2 * a.n + 64;
 }
 
@@ -169,5 +168,4 @@ class Reader {
   CachedRow* cached_ = nullptr;
 };
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -6,8 +6,7 @@
 #include "geometry/view.hpp"
 #include "simd/prefetch.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // Writes rows that are computed in memory order: in place or, if the array has another dtype,
 // through a small buffer.
@@ -134,5 +133,4 @@ class TileWriter {
   T* buffer_;
 };
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

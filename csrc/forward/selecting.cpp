@@ -3,12 +3,12 @@
 #include <memory>
 
 #include "backward/split_ties.hpp"
-#include "base/instruction_set.hpp"
-#include "base/partition.hpp"
+#include "base/common.hpp"
 #include "forward/selecting_tiles.hpp"
 #include "forward/selecting_units.hpp"
+#include "geometry/partition.hpp"
 
-namespace poolgrad {
+namespace poolgrad::inline POOLGRAD_ISA {
 namespace {
 
 // Separable filtering of the planes for which is_selected(plane) is true.
@@ -36,7 +36,7 @@ void forward(const Work& whole, Select which, const View& x, Dense y, Dense rout
              bool zero_ties) {
   const Plan plan = flattened(*whole.plan, x);
   const Work work{&plan, whole.threads};
-  if (which == Select::median) return POOLGRAD_TABLE(select_median)(work, x, y, routes, zero_ties);
+  if (which == Select::median) return select_median(work, x, y, routes, zero_ties);
   const bool zero = zero_ties && routes.data && is_floating(x.dtype);  // integers have no gradient
   Call call = call_of(Task::extreme, work, x);
   call.zero_ties = zero, call.negated = which == Select::smallest;
@@ -49,11 +49,11 @@ void forward(const Work& whole, Select which, const View& x, Dense y, Dense rout
       case Algorithm::unrolled_joined_rows:
       case Algorithm::register_blocked:
       case Algorithm::register_blocked_channels_last:
-        return POOLGRAD_TABLE(select_small)(work, algorithm, which, x, y, routes);
+        return select_small(work, algorithm, which, x, y, routes);
       case Algorithm::van_herk_2d:
       case Algorithm::transposed_planes:
         uncomputed = std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(plan.outer));
-        POOLGRAD_TABLE(select_wide)(work, algorithm, which, x, y, routes, uncomputed.get());
+        select_wide(work, algorithm, which, x, y, routes, uncomputed.get());
         if (std::none_of(uncomputed.get(), uncomputed.get() + plan.outer,
                          [](const auto& l) { return l.load(); }))
           return;
@@ -89,8 +89,7 @@ void split_winners(const Work& work, Select which, const View& x, const View& y,
 
 }  // namespace
 
-extern const SelectKernels POOLGRAD_TABLE(select_kernels);
-const SelectKernels POOLGRAD_TABLE(select_kernels) = {forward, POOLGRAD_TABLE(select_draw),
-                                                      split_winners};
+extern const SelectKernels select_kernels;
+const SelectKernels select_kernels = {forward, select_draw, split_winners};
 
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

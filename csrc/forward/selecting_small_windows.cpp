@@ -2,13 +2,13 @@
 #include "forward/selecting_tiles.hpp"
 #include "forward/selecting_units.hpp"
 
-namespace poolgrad {
+namespace poolgrad::inline POOLGRAD_ISA {
 
-void POOLGRAD_TABLE(select_small)(const Work& work, Algorithm algorithm, Select which,
-                                  const View& x, Dense y, Dense routes) {
+void select_small(const Work& work, Algorithm algorithm, Select which, const View& x, Dense y,
+                  Dense routes) {
   using Byte = std::uint8_t;
   if (x.dtype == Dtype::float16 || x.dtype == Dtype::bfloat16)
-    return POOLGRAD_TABLE(select_small_two_bytes)(work, algorithm, which, x, y, routes);
+    return select_small_two_bytes(work, algorithm, which, x, y, routes);
   if (x.dtype == Dtype::uint8)
     small_windows_by_routes<SmallMax<Byte, true>, SmallMax<Byte, false>>(work, algorithm, x, y,
                                                                          routes, which);
@@ -17,4 +17,4 @@ void POOLGRAD_TABLE(select_small)(const Work& work, Algorithm algorithm, Select 
                                                                            routes, which);
 }
 
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

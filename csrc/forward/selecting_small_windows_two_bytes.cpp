@@ -3,10 +3,10 @@
 #include "forward/selecting_units.hpp"
 #include "operators/extreme_two_byte.hpp"
 
-namespace poolgrad {
+namespace poolgrad::inline POOLGRAD_ISA {
 
-void POOLGRAD_TABLE(select_small_two_bytes)(const Work& work, Algorithm algorithm, Select which,
-                                            const View& x, Dense y, Dense routes) {
+void select_small_two_bytes(const Work& work, Algorithm algorithm, Select which, const View& x,
+                            Dense y, Dense routes) {
   if (x.dtype == Dtype::float16)
     small_windows_by_routes<TwoByteMax<Float16, true>, TwoByteMax<Float16, false>>(
         work, algorithm, x, y, routes, which);
@@ -15,4 +15,4 @@ void POOLGRAD_TABLE(select_small_two_bytes)(const Work& work, Algorithm algorith
         work, algorithm, x, y, routes, which);
 }
 
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -1,12 +1,11 @@
 // Computes tiles of outputs of selecting reductions and writes values and routes.
 #pragma once
 
-#include "base/partition.hpp"
 #include "forward/van_herk_2d.hpp"
+#include "geometry/partition.hpp"
 #include "operators/extreme.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 inline constexpr int kCopyLanes = 16;  // elements that are copied at a time
 
@@ -318,5 +317,4 @@ void small_windows_by_routes(const Work& work, Algorithm algorithm, const View& 
   else small_windows<Unrouted>(work, algorithm, from, y, routes, which, false);
 }
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -3,33 +3,30 @@
 
 #include <atomic>
 
-#include "base/instruction_set.hpp"
+#include "base/common.hpp"
 #include "choose.hpp"
 #include "kernels.hpp"
 
-namespace poolgrad {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // Maximum and minimum by Algorithm::unrolled, unrolled_joined_rows, register_blocked or
 // register_blocked_channels_last. float16, bfloat16 and uint8 are compared as they are, all other
 // dtypes as float32.
-void POOLGRAD_TABLE(select_small)(const Work&, Algorithm, Select, const View& x, Dense y,
-                                  Dense routes);
+void select_small(const Work&, Algorithm, Select, const View& x, Dense y, Dense routes);
 // The same for float16 and bfloat16.
-void POOLGRAD_TABLE(select_small_two_bytes)(const Work&, Algorithm, Select, const View& x, Dense y,
-                                            Dense routes);
+void select_small_two_bytes(const Work&, Algorithm, Select, const View& x, Dense y, Dense routes);
 
 // Maximum and minimum by Algorithm::van_herk_2d or transposed_planes, compared as float32.
 // Sets uncomputed[plane] for each plane that is not computed because the sum of the inputs is not
 // finite, either of this plane or of a plane in the same vector.
-void POOLGRAD_TABLE(select_wide)(const Work&, Algorithm, Select, const View& x, Dense y,
-                                 Dense routes, std::atomic<bool>* uncomputed);
+void select_wide(const Work&, Algorithm, Select, const View& x, Dense y, Dense routes,
+                 std::atomic<bool>* uncomputed);
 
 // The median.
-void POOLGRAD_TABLE(select_median)(const Work&, const View& x, Dense y, Dense routes,
-                                   bool zero_ties);
+void select_median(const Work&, const View& x, Dense y, Dense routes, bool zero_ties);
 
 // The random draw. Returns false, and writes nothing, if an input is not finite.
-bool POOLGRAD_TABLE(select_draw)(const Work&, const View& x, Dense y, Dense routes,
-                                 const View& order, std::uint64_t seed);
+bool select_draw(const Work&, const View& x, Dense y, Dense routes, const View& order,
+                 std::uint64_t seed);
 
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

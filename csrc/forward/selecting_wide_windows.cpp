@@ -2,7 +2,7 @@
 #include "forward/selecting_units.hpp"
 #include "forward/transposed_planes.hpp"
 
-namespace poolgrad {
+namespace poolgrad::inline POOLGRAD_ISA {
 namespace {
 
 template <bool WithRoutes>
@@ -32,10 +32,10 @@ void reduce(const Work& work, Algorithm algorithm, Select which, const View& x, 
 
 }  // namespace
 
-void POOLGRAD_TABLE(select_wide)(const Work& work, Algorithm algorithm, Select which, const View& x,
-                                 Dense y, Dense routes, std::atomic<bool>* uncomputed) {
+void select_wide(const Work& work, Algorithm algorithm, Select which, const View& x, Dense y,
+                 Dense routes, std::atomic<bool>* uncomputed) {
   if (routes.data) reduce<true>(work, algorithm, which, x, y, routes, uncomputed);
   else reduce<false>(work, algorithm, which, x, y, routes, uncomputed);
 }
 
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

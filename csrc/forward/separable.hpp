@@ -6,10 +6,9 @@
 
 #include "forward/log_step_doubling.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
-[[maybe_unused]] inline int log2_floor(i64 n) {
+inline int log2_floor(i64 n) {
   int level = 0;
   while (n >> (level + 1)) ++level;
   return level;
@@ -203,5 +202,4 @@ class Separable {
   RowCache<Op> width_rows_, height_rows_;
 };
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

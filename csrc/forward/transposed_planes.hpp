@@ -3,11 +3,10 @@
 // this plane, and transposes the results back.
 #pragma once
 
-#include "base/partition.hpp"
 #include "forward/selecting_tiles.hpp"
+#include "geometry/partition.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 template <class T, bool WithRoutes>
 class TransposedPlanes {
@@ -144,5 +143,4 @@ class TransposedPlanes {
   WideWindowsState<T, WithRoutes> state_;
 };
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

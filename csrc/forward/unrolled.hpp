@@ -2,13 +2,12 @@
 // once for every window that holds it, so the algorithm suits windows that share little.
 #pragma once
 
-#include "base/instruction_set.hpp"
+#include "base/common.hpp"
 #include "choose.hpp"
 #include "forward/row_writer.hpp"
 #include "forward/separable.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 inline constexpr i64 kJoinedOutputs = 2048;  // outputs of joined rows, gaps included
 // Elements of a row of pixels that are computed at a time, with channels last.
@@ -422,5 +421,4 @@ class Unrolled {
   Tap rows_[kMaxTaps], taps_[kMaxTaps], uniform_taps_[kMaxTaps];
 };
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

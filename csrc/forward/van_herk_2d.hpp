@@ -13,8 +13,7 @@
 #include "choose.hpp"
 #include "forward/log_step_doubling.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 inline constexpr i64 kVanHerkBytes = 1 << 19;  // bytes of a block of rows
 inline constexpr i64 kGroupLength = 1 << 10;   // elements of the rows that are read together
@@ -404,5 +403,4 @@ class VanHerk2d {
   Range valid_{};   // columns of a copied row that are inputs, counted from origin_
 };
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -5,11 +5,11 @@
 
 #include <stdexcept>
 
-#include "base/dtype.hpp"
 #include "base/out_of_memory.hpp"
+#include "geometry/window.hpp"
+#include "simd/dtype.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // Rounds a result to the samples' type.
 template <class S, class A>
@@ -46,8 +46,7 @@ using WindowTables = Table<i64, kOfWindows>;
 
 // Returns the tables of all planes, axis after axis. samples: for each plane one number for each
 // axis; with two axes that of the last axis is the first, as in PyTorch.
-[[maybe_unused]] inline WindowTables window_tables(const Plan& p, Dtype dtype, const char* samples,
-                                                   int dims) {
+inline WindowTables window_tables(const Plan& p, Dtype dtype, const char* samples, int dims) {
   i64 length = 0;
   for (const Axis& a : p.axis) length += a.fractional ? a.out : 0;
   WindowTables tables(static_cast<std::size_t>(length * p.outer));
@@ -77,5 +76,4 @@ using WindowTables = Table<i64, kOfWindows>;
   return tables;
 }
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

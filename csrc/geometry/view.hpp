@@ -1,7 +1,8 @@
 // Reads strided arrays of any dtype row by row.
 #pragma once
 
-#include "base/dtype.hpp"
+#include "geometry/window.hpp"
+#include "simd/dtype.hpp"
 
 namespace poolgrad {
 
@@ -25,9 +26,9 @@ struct Parameter {
   i64 count = 1;
 };
 
-namespace {
+inline namespace POOLGRAD_ISA {
 
-[[maybe_unused]] inline i64 outer_offset(const View& v, i64 index) {
+inline i64 outer_offset(const View& v, i64 index) {
   i64 offset = 0;
   for (int a = v.outer_axes - 1; a > 0; --a) {
     offset += index % v.outer_size[a] * v.outer_stride[a];
@@ -37,7 +38,7 @@ namespace {
 }
 
 // The first element of plane `index`.
-[[maybe_unused]] inline const char* plane_of(const View& v, i64 index) {
+inline const char* plane_of(const View& v, i64 index) {
   return v.data + outer_offset(v, index) * size_of(v.dtype);
 }
 
@@ -94,12 +95,12 @@ POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d
 }
 
 // Whether an axis has one window, which holds all inputs.
-[[maybe_unused]] inline bool is_global(const Axis& a) {
+inline bool is_global(const Axis& a) {
   return a.regular() && a.m == 1 && a.in == a.n && a.kernel == a.in && a.lo == 0 && a.dilation == 1;
 }
 
 // Whether each input of an axis is a window of its own.
-[[maybe_unused]] inline bool is_pointwise(const Axis& a) {
+inline bool is_pointwise(const Axis& a) {
   return a.regular() && a.kernel == 1 && a.stride == 1 && a.lo == 0 && a.out == a.in;
 }
 
@@ -107,7 +108,7 @@ POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d
 // are contiguous and either all global or all pointwise. merged: if not null, global axes are
 // merged also where they are not contiguous, so that the order of a sum does not depend on strides,
 // and *merged becomes the view of x with merged rows.
-[[maybe_unused]] inline Plan flattened(Plan p, const View& x, View* merged = nullptr) {
+inline Plan flattened(Plan p, const View& x, View* merged = nullptr) {
   Axis& width = p.axis[2];
   i64 step = x.width;
   for (int k = 1; k >= 0; --k) {
@@ -147,5 +148,5 @@ void fill_parameter(const Plan& p, Parameter from, i64 plane, i64 outputs, A* ro
   }
 }
 
-}  // namespace
+}  // namespace POOLGRAD_ISA
 }  // namespace poolgrad

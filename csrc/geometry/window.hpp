@@ -1,19 +1,9 @@
 // Computes which inputs each window holds: along one axis, and in a whole array.
 #pragma once
 
-#include <cstdint>
-
-// For inner loops and constructors of per-task state: not inlined, which keeps the machine code
-// small.
-#define POOLGRAD_LOOP __attribute__((noinline))
-// For the steps of inner loops: a call would cost as much as its work.
-#define POOLGRAD_INLINE inline __attribute__((always_inline))
-#define POOLGRAD_UNROLL _Pragma("GCC unroll 32")
+#include "base/common.hpp"
 
 namespace poolgrad {
-
-using i64 = std::int64_t;
-using u32 = std::uint32_t;
 
 // The route of a window without an input.
 inline constexpr u32 kNowhere = 0xFFFFFFFFu;
@@ -70,14 +60,7 @@ struct Plan {
   i64 winner_bytes() const { return (taps + 7) / 8; }  // ties="split": one bit for each tap
 };
 
-// Everything below has internal linkage: every kernel translation unit is compiled once for each
-// instruction set, and the linker must not merge the copies of a function.
-namespace {
-
-[[maybe_unused]] constexpr i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
-[[maybe_unused]] constexpr i64 larger(i64 a, i64 b) { return a > b ? a : b; }
-[[maybe_unused]] inline i64 ceil_div(i64 a, i64 b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
-[[maybe_unused]] inline i64 floor_div(i64 a, i64 b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+inline namespace POOLGRAD_ISA {
 
 // A box of the outputs of one plane: [lo, hi) along depth, height and width.
 struct Tile {
@@ -96,16 +79,16 @@ struct Range {
 };
 
 // Distance from the first tap of a window to its last.
-[[maybe_unused]] inline i64 reach(const Axis& a) { return (a.kernel - 1) * a.dilation; }
+inline i64 reach(const Axis& a) { return (a.kernel - 1) * a.dilation; }
 
 // Length from the first tap of a window to the last tap of the last of `outputs` windows.
-[[maybe_unused]] inline i64 covered_length(const Axis& a, i64 outputs) {
+inline i64 covered_length(const Axis& a, i64 outputs) {
   return (outputs - 1) * a.stride + reach(a) + 1;
 }
 
 // Completes an axis of fixed windows; `a`: in, out and kernel. A negative `lo` skips the first
 // inputs.
-[[maybe_unused]] inline Axis regular_axis(Axis a, i64 stride, i64 lo, i64 hi, i64 dilation) {
+inline Axis regular_axis(Axis a, i64 stride, i64 lo, i64 hi, i64 dilation) {
   a.stride = stride, a.lo = lo, a.hi = hi, a.dilation = dilation;
   a.full_lo = larger(0, smaller(a.out, ceil_div(a.lo, a.stride)));
   a.full_hi =
@@ -116,7 +99,7 @@ struct Range {
 
 // The transposed axis of fixed windows of stride 1: its window of an input holds the outputs whose
 // windows hold this input. The gradient of an average is an average of gradients over it.
-[[maybe_unused]] inline Axis transposed(const Axis& a) {
+inline Axis transposed(const Axis& a) {
   Axis t = a;
   t.in = a.out;
   t.out = a.in;
@@ -128,12 +111,12 @@ struct Range {
 }
 
 // Whether an axis has one input and one window, without padding.
-[[maybe_unused]] inline bool is_point(const Axis& a) {
+inline bool is_point(const Axis& a) {
   return a.regular() && a.n == 1 && a.m == 1 && a.kernel == 1 && a.lo == 0;
 }
 
 // The window of output `o`.
-[[maybe_unused]] inline Span span_of(const Axis& a, i64 o) {
+inline Span span_of(const Axis& a, i64 o) {
   if (a.adaptive) {
     const i64 b = a.first + o, begin = b * a.n / a.bins;
     const i64 taps = ceil_div((b + 1) * a.n, a.bins) - begin;
@@ -152,7 +135,7 @@ struct Range {
 }
 
 // Binary search: the first output of a fractional axis whose window begins beyond input `i`.
-[[maybe_unused]] inline i64 first_beyond(const Axis& a, i64 i) {
+inline i64 first_beyond(const Axis& a, i64 i) {
   i64 lo = 0, hi = a.out;
   while (lo < hi) {
     const i64 middle = (lo + hi) / 2;
@@ -163,7 +146,7 @@ struct Range {
 }
 
 // A range of outputs that contains all whose window holds input `i`.
-[[maybe_unused]] inline Range covering(const Axis& a, i64 i) {
+inline Range covering(const Axis& a, i64 i) {
   if (a.adaptive) {
     const i64 at = a.before + i;
     return {larger(0, at * a.bins / a.n - a.first),
@@ -178,14 +161,14 @@ struct Range {
 }
 
 // Returns an upper bound of the number of valid inputs of a window, padding excluded.
-[[maybe_unused]] inline i64 max_valid_inputs(const Plan& p) {
+inline i64 max_valid_inputs(const Plan& p) {
   i64 most = 1;
   for (const Axis& a : p.axis) most *= smaller(a.kernel, ceil_div(a.n, a.dilation));
   return most;
 }
 
 // The tap of window `s` at input `i`, or -1.
-[[maybe_unused]] inline i64 tap_of(const Axis& a, const Span& s, i64 i) {
+inline i64 tap_of(const Axis& a, const Span& s, i64 i) {
   const i64 away = i - s.begin;
   if (away < 0 || (a.dilation > 1 && away % a.dilation)) return -1;
   const i64 tap = a.dilation > 1 ? away / a.dilation : away;
@@ -204,5 +187,5 @@ void each_line(const Plan& p, i64 od, i64 oh, F&& each) {
   }
 }
 
-}  // namespace
+}  // namespace POOLGRAD_ISA
 }  // namespace poolgrad

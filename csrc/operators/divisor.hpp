@@ -3,8 +3,7 @@
 
 #include "geometry/window.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // The divisor of an average: the taps inside the padded input, the valid inputs, or one number for
 // all windows. It is a product over the axes, so it is stored as a row for the width and a factor
@@ -42,5 +41,4 @@ struct PlanDivisor {
   }
 };
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -4,8 +4,7 @@
 
 #include "forward/register_blocked_channels_last.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // The lowest value of a type; -infinity for floats.
 template <class T>
@@ -353,13 +352,12 @@ POOLGRAD_INLINE void put_routes(P best_tap, Dense to, i64 first, i64 lanes) {
 }
 
 // Stores a row of routes.
-[[maybe_unused]] POOLGRAD_LOOP inline void store_routes(const u32* from, Dense to, i64 first,
-                                                        i64 n) {
+POOLGRAD_LOOP inline void store_routes(const u32* from, Dense to, i64 first, i64 n) {
   lanes<u32>(n,
              [&](auto w, i64 i) { put_routes(load<Vec<u32, w()>>(from + i), to, first + i, w()); });
 }
 
-[[maybe_unused]] inline bool has_empty_windows(const Plan& p) {
+inline bool has_empty_windows(const Plan& p) {
   for (const Axis& a : p.axis) {
     for (i64 o = 0; o < a.out; ++o) {
       if (o == a.full_lo && a.full_hi > o) o = a.full_hi;
@@ -370,12 +368,11 @@ POOLGRAD_INLINE void put_routes(P best_tap, Dense to, i64 first, i64 lanes) {
 }
 
 // Sets the routes of windows of row (od, oh) that hold no input to kNowhere.
-[[maybe_unused]] inline void route_empty(const Plan& p, const Tile& tile, i64 od, i64 oh, u32* r) {
+inline void route_empty(const Plan& p, const Tile& tile, i64 od, i64 oh, u32* r) {
   const bool none = span_of(p.axis[0], od).taps == 0 || span_of(p.axis[1], oh).taps == 0;
   for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o, r += p.inner) {
     if (none || span_of(p.axis[2], o).taps == 0) std::fill(r, r + p.inner, kNowhere);
   }
 }
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

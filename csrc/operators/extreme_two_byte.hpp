@@ -4,8 +4,7 @@
 
 #include "operators/extreme.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // The bits of infinity; those of a NaN are greater.
 template <class S>
@@ -119,5 +118,4 @@ struct TwoByteMax : RegisterMax<TwoByteMax<S, WithRoutes>, std::uint16_t, WithRo
   }
 };
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -5,8 +5,7 @@
 
 #include "operators/extreme.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 inline constexpr i64 kGathered = 1 << 15;  // inputs gathered at once: they stay in the cache
 
@@ -179,7 +178,7 @@ class RadixMedian {
 
 // Computes a random number in [0, 1) for each output: splitmix64 (Steele, Lea & Flood 2014) of its
 // index, so that the result does not depend on threads.
-[[maybe_unused]] inline double uniform(std::uint64_t seed, i64 index) {
+inline double uniform(std::uint64_t seed, i64 index) {
   std::uint64_t z = seed + (static_cast<std::uint64_t>(index) + 1) * 0x9E3779B97F4A7C15u;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
@@ -279,5 +278,4 @@ void select_tile_of_windows(const Plan& p, const Tile& tile,
   }
 }
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -5,8 +5,7 @@
 #include "choose.hpp"
 #include "operators/extreme.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // Batcher's odd-even merge sort (Knuth, The Art of Computer Programming, volume 3, 5.3.4): the
 // pairs of N values that are compared, in order.
@@ -152,5 +151,4 @@ struct MedianNetwork {
   }
 };
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -1,14 +1,14 @@
 // Computes mixed pooling, a * max + (1 - a) * average, with both reductions in one pass over rows,
 // and its gradient. Compiled once for each instruction set.
 #include "backward/weights.hpp"
-#include "base/instruction_set.hpp"
-#include "base/partition.hpp"
+#include "base/common.hpp"
 #include "choose.hpp"
+#include "geometry/partition.hpp"
 #include "kernels.hpp"
 #include "operators/extreme.hpp"
 #include "operators/sum.hpp"
 
-namespace poolgrad {
+namespace poolgrad::inline POOLGRAD_ISA {
 namespace {
 
 template <class A>
@@ -90,8 +90,8 @@ void mixed_tile(const Plan& p, const Tile& tile, Divisor divisor, MixedState<A>&
 
 }  // namespace
 
-void POOLGRAD_TABLE(mixed)(const Work& work, const View& x, Parameter alpha, bool count_padding,
-                           Dense y, Dense routes, void* sensitivity) {
+void mixed(const Work& work, const View& x, Parameter alpha, bool count_padding, Dense y,
+           Dense routes, void* sensitivity) {
   const Plan& p = *work.plan;
   const Divisor divide{count_padding, 0};
   (void)choose({.task = Task::mixed, .plan = &p});  // there is one algorithm
@@ -121,8 +121,8 @@ void POOLGRAD_TABLE(mixed)(const Work& work, const View& x, Parameter alpha, boo
   });
 }
 
-void POOLGRAD_TABLE(mixed_backward)(const Work& work, const View& gy, const View& routes,
-                                    Parameter alpha, bool count_padding, Dense gx) {
+void mixed_backward(const Work& work, const View& gy, const View& routes, Parameter alpha,
+                    bool count_padding, Dense gx) {
   (void)choose({.task = Task::weights_backward, .plan = work.plan});  // there is one algorithm
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
@@ -132,4 +132,4 @@ void POOLGRAD_TABLE(mixed_backward)(const Work& work, const View& gy, const View
   });
 }
 
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

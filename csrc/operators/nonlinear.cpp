@@ -1,10 +1,10 @@
 // Nonlinear reductions and their backward passes, compiled once per instruction set.
 #include "backward/weights.hpp"
-#include "base/instruction_set.hpp"
-#include "base/partition.hpp"
+#include "base/common.hpp"
+#include "geometry/partition.hpp"
 #include "operators/nonlinear_outputs.hpp"
 
-namespace poolgrad {
+namespace poolgrad::inline POOLGRAD_ISA {
 namespace {
 
 // Returns p if it is the same whole number of 1 to 4 for all channels, else 0.
@@ -97,7 +97,7 @@ void backward(const Work& work, NonlinearOp kind, const View& gy, const View& x,
 
 }  // namespace
 
-extern const NonlinearKernels POOLGRAD_TABLE(nonlinear_kernels);
-const NonlinearKernels POOLGRAD_TABLE(nonlinear_kernels) = {forward, backward};
+extern const NonlinearKernels nonlinear_kernels;
+const NonlinearKernels nonlinear_kernels = {forward, backward};
 
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -8,8 +8,7 @@
 #include "operators/sum.hpp"
 #include "simd/math.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 template <class A>
 struct Loops;
@@ -463,5 +462,4 @@ struct Nonlinear {
   }
 };
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

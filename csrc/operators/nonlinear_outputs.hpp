@@ -5,11 +5,10 @@
 #include "forward/row_writer.hpp"
 #include "operators/nonlinear.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
-[[maybe_unused]] inline float square_root(float x) { return __builtin_sqrtf(x); }
-[[maybe_unused]] inline double square_root(double x) { return __builtin_sqrt(x); }
+inline float square_root(float x) { return __builtin_sqrtf(x); }
+inline double square_root(double x) { return __builtin_sqrt(x); }
 
 // One row of outputs; each pointer but `y` may be null.
 template <class A>
@@ -317,5 +316,4 @@ void nonlinear_tile(const Plan& p, const Tile& tile, NonlinearState<A, Windows>&
   }
 }
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

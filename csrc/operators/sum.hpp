@@ -4,8 +4,7 @@
 #include "forward/register_blocked_channels_last.hpp"
 #include "forward/van_herk_2d.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // The sum of the inputs of a window.
 template <class A>
@@ -328,5 +327,4 @@ void wide_average_tile(const Plan& p, WideMeanState<A>& state, const char* input
     state.van_herk.compute_patch(inputs, k, open, close);
 }
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -1,20 +1,20 @@
 // Averages and their gradients, compiled once per instruction set.
 #include "backward/equal_shares.hpp"
 #include "backward/register_blocked.hpp"
-#include "base/instruction_set.hpp"
-#include "base/partition.hpp"
+#include "base/common.hpp"
 #include "forward/column_sums.hpp"
 #include "forward/plane_means.hpp"
+#include "geometry/partition.hpp"
 #include "kernels.hpp"
 #include "operators/sum.hpp"
 
-namespace poolgrad {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // operators/mixed.cpp
-void POOLGRAD_TABLE(mixed)(const Work&, const View& x, Parameter alpha, bool count_padding, Dense y,
-                           Dense routes, void* sensitivity);
-void POOLGRAD_TABLE(mixed_backward)(const Work&, const View& gy, const View& routes,
-                                    Parameter alpha, bool count_padding, Dense gx);
+void mixed(const Work&, const View& x, Parameter alpha, bool count_padding, Dense y, Dense routes,
+           void* sensitivity);
+void mixed_backward(const Work&, const View& gy, const View& routes, Parameter alpha,
+                    bool count_padding, Dense gx);
 
 namespace {
 
@@ -152,12 +152,12 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
 
 }  // namespace
 
-extern const WeightedKernels POOLGRAD_TABLE(weighted_kernels);
-const WeightedKernels POOLGRAD_TABLE(weighted_kernels) = {
+extern const WeightedKernels weighted_kernels;
+const WeightedKernels weighted_kernels = {
     average,
     average_backward,
-    POOLGRAD_TABLE(mixed),
-    POOLGRAD_TABLE(mixed_backward),
+    mixed,
+    mixed_backward,
 };
 
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -6,10 +6,9 @@
 #include <cmath>
 #include <iterator>
 
-#include "base/dtype.hpp"
+#include "simd/dtype.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // The constants of a floating-point format.
 template <class A>
@@ -185,5 +184,4 @@ POOLGRAD_INLINE V integer_power(V q, int n) {
   return product;
 }
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -3,8 +3,7 @@
 
 #include "simd/vector.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // Distance of a prefetch from the memory that is read now.
 inline constexpr i64 kPrefetchBytes = 2048;
@@ -24,11 +23,10 @@ POOLGRAD_INLINE void prefetch(const void* at) {
   prefetch_line(at);
   __builtin_prefetch(static_cast<const char*>(at) + kPageBytes, 0, 2);
 }
-[[maybe_unused]] POOLGRAD_INLINE void prefetch(const void* at, i64 bytes) {
+POOLGRAD_INLINE void prefetch(const void* at, i64 bytes) {
   constexpr i64 kMaxBytes = 4096;  // hardware prefetchers serve longer rows well
   if (bytes > kMaxBytes) return;
   for (i64 i = 0; i < bytes; i += 64) prefetch(static_cast<const char*>(at) + i);
 }
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

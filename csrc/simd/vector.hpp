@@ -1,5 +1,5 @@
 // Loads, stores, shuffles and loops over rows with the vector types of GCC and Clang. Only this
-// file and base/dtype.hpp (float16 conversions) use intrinsics.
+// file and simd/dtype.hpp (float16 conversions) use intrinsics.
 #pragma once
 
 #include <cstring>
@@ -10,11 +10,9 @@
 #include <immintrin.h>
 #endif
 
-#include "base/instruction_set.hpp"
-#include "geometry/window.hpp"
+#include "base/common.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 #if defined(__AVX512F__)
 inline constexpr int kVectorBytes = 64;
@@ -38,32 +36,29 @@ struct VectorOf {
 template <class T, int W>
 using Vec = typename VectorOf<T, W>::type;
 
-// Calls body(Const<W>, i) for pieces of W elements of type T that cover [0, n). W is the width of a
-// vector, a quarter of it, ..., 1: half the widths, to save machine code.
-template <class T, class F>
-void lanes(i64 n, F&& body) {
-  constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
-  i64 i = 0;
-  const auto pieces = [&](auto self, auto width) -> void {
-    for (; i + width <= n; i += width) body(width, i);
-    if constexpr (width() > 1) self(self, Const<(width() > 2 ? width() / 4 : 1)>{});
-  };
-  pieces(pieces, Const<most>{});
+// Half the widths from a vector down to one element, to save machine code.
+template <i64 W>
+using Narrower = Const<(W > 2 ? W / 4 : 1)>;
+template <class T>
+inline constexpr i64 kLanesOf = kVectorBytes / static_cast<i64>(sizeof(T));
+
+// Calls body(Const<W>, i) for pieces of W elements of type T that cover [i, n). W is the width of a
+// vector, a quarter of it, ..., 1.
+template <class T, i64 W = kLanesOf<T>, class F>
+POOLGRAD_INLINE void lanes(i64 n, F&& body, i64 i = 0) {
+  for (; i + W <= n; i += W) body(Const<W>{}, i);
+  if constexpr (W > 1) lanes<T, Narrower<W>::value>(n, body, i);
 }
 
-// The same, but the last piece overlaps the piece before it: the body must be idempotent.
-template <class T, class F>
-void overlapping_lanes(i64 n, F&& body) {
-  constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
-  const auto pieces = [&](auto self, auto width) -> void {
-    if constexpr (width() > 1) {
-      if (n < width) return self(self, Const<(width() > 2 ? width() / 4 : 1)>{});
-    }
-    i64 i = 0;
-    for (; i + width <= n; i += width) body(width, i);
-    if (i < n) body(width, n - width);
-  };
-  pieces(pieces, Const<most>{});
+// The same from 0 on, but the last piece overlaps the piece before it: the body must be idempotent.
+template <class T, i64 W = kLanesOf<T>, class F>
+POOLGRAD_INLINE void overlapping_lanes(i64 n, F&& body) {
+  if constexpr (W > 1) {
+    if (n < W) return overlapping_lanes<T, Narrower<W>::value>(n, body);
+  }
+  i64 i = 0;
+  for (; i + W <= n; i += W) body(Const<W>{}, i);
+  if (i < n) body(Const<W>{}, n - W);
 }
 
 template <class V, class T>
@@ -97,7 +92,7 @@ POOLGRAD_INLINE void store_nontemporal(T* to, V v) {
 #endif
   store(to, v);
 }
-[[maybe_unused]] inline void store_fence() {
+inline void store_fence() {
 #if defined(__SSE2__)
   _mm_sfence();
 #endif
@@ -189,9 +184,9 @@ struct FirstLanes {
 // Calls body(Const<W>, i, access) for pieces of one vector that cover [0, n); `access` masks the
 // lanes beyond n. For bodies that are too long to be compiled for several widths.
 template <class T, class F>
-void masked_lanes(i64 n, F&& body) {
-  constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
-  for (i64 i = 0; i < n; i += most) body(Const<most>{}, i, FirstLanes{smaller(most, n - i)});
+POOLGRAD_INLINE void masked_lanes(i64 n, F&& body) {
+  constexpr i64 W = kLanesOf<T>;
+  for (i64 i = 0; i < n; i += W) body(Const<W>{}, i, FirstLanes{smaller(W, n - i)});
 }
 
 // Returns whether any lane of a comparison is set.
@@ -403,5 +398,4 @@ void by_stride(i64 step, i64 gap, i64 taps, bool begins, F&& f) {
   else f(AnyStride{step, gap});
 }
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -137,7 +137,7 @@ def _call(
 def _run(name: str, arguments: Sequence[Any], whole: _Slot, ready: Prepared) -> None:
     """Call one kernel and store the arrays that it writes in their slots.
 
-    `whole` is an array of the input's shape. csrc/xla/README.md describes the attributes.
+    `whole` is an array of the input's shape. csrc/bindings/xla/README.md describes the attributes.
     """
     layout = ready.layout
     args = [

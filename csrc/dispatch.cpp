@@ -1,4 +1,4 @@
-#include "base/dispatch.hpp"
+#include "dispatch.hpp"
 
 #include <cstdlib>
 #include <stdexcept>
@@ -8,26 +8,31 @@
 
 namespace poolgrad {
 
-extern const Kernels kernels_avx512, kernels_avx2, kernels_x86_64_v2, kernels_neon,
-    kernels_baseline;
+// clang-format off
+namespace avx512 { extern const Kernels kernels; }
+namespace avx2 { extern const Kernels kernels; }
+namespace x86_64_v2 { extern const Kernels kernels; }
+namespace neon { extern const Kernels kernels; }
+inline namespace baseline { extern const Kernels kernels; }
+// clang-format on
 
 const std::vector<const Kernels*>& available_kernels() {
   static const std::vector<const Kernels*> found = [] {
     std::vector<const Kernels*> list;
 #if defined(POOLGRAD_HAS_AVX512)
-    if (has_avx512()) list.push_back(&kernels_avx512);
+    if (has_avx512()) list.push_back(&avx512::kernels);
 #endif
 #if defined(POOLGRAD_HAS_AVX2)
-    if (has_avx2()) list.push_back(&kernels_avx2);
+    if (has_avx2()) list.push_back(&avx2::kernels);
 #endif
 #if defined(POOLGRAD_HAS_X86_64_V2)
-    if (has_x86_64_v2()) list.push_back(&kernels_x86_64_v2);
+    if (has_x86_64_v2()) list.push_back(&x86_64_v2::kernels);
 #endif
 #if defined(POOLGRAD_HAS_NEON)
-    list.push_back(&kernels_neon);
+    list.push_back(&neon::kernels);
 #endif
 #if defined(POOLGRAD_HAS_BASELINE)
-    list.push_back(&kernels_baseline);
+    list.push_back(&baseline::kernels);
 #endif
     if (list.empty()) {
       throw std::runtime_error(

@@ -5,8 +5,7 @@
 #include "kernels.hpp"
 #include "simd/vector.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // Integer that holds the kNumbersPerByte bytes which are packed into one byte.
 template <int Bits>
@@ -133,5 +132,4 @@ void unpack(const PackedRows& p, const std::uint8_t* from, std::uint8_t* to, int
   });
 }
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-#include "python/arrays.hpp"
+#include "bindings/python/arrays.hpp"
 
 namespace poolgrad {
 namespace {

@@ -31,9 +31,9 @@ struct Dense {
   Dtype dtype;
 };
 
-namespace {
+inline namespace POOLGRAD_ISA {
 
-[[maybe_unused]] inline i64 size_of(Dtype dtype) {
+inline i64 size_of(Dtype dtype) {
   switch (dtype) {
     case Dtype::boolean:
     case Dtype::uint8:
@@ -52,13 +52,13 @@ namespace {
   }
 }
 
-[[maybe_unused]] inline bool is_floating(Dtype dtype) {
+inline bool is_floating(Dtype dtype) {
   return dtype == Dtype::float16 || dtype == Dtype::bfloat16 || dtype == Dtype::float32 ||
          dtype == Dtype::float64;
 }
 
 // Whether elements of this type are added in double, since float does not represent all of them.
-[[maybe_unused]] inline bool is_wide(Dtype dtype) {
+inline bool is_wide(Dtype dtype) {
   return dtype == Dtype::float64 || dtype == Dtype::int32 || dtype == Dtype::uint32 ||
          dtype == Dtype::int64;
 }
@@ -290,5 +290,5 @@ POOLGRAD_LOOP void write(Dense array, i64 first, const A* from, i64 n) {
   });
 }
 
-}  // namespace
+}  // namespace POOLGRAD_ISA
 }  // namespace poolgrad

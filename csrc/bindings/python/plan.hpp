@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "python/routes.hpp"
+#include "bindings/python/routes.hpp"
 
 namespace poolgrad {
 namespace {

@@ -1,15 +1,16 @@
 // Defines the Python module `_kernels`. src/poolgrad validates arguments; the checks in this folder
 // guard memory.
 #include "base/buffer_cache.hpp"
+#include "bindings/python/bound_regions.hpp"
+#include "bindings/python/call_cache.hpp"
+#include "bindings/python/plan.hpp"
 #include "choose.hpp"
-#include "python/bound_regions.hpp"
-#include "python/call_cache.hpp"
-#include "python/plan.hpp"
 
 namespace poolgrad {
 
-// xla/handler.cpp: the handlers of the stages of a call ("instantiate", "execute") as capsules in a
-// dict, for jax.ffi.register_ffi_target; None where this was built without XLA's headers.
+// bindings/xla/handler.cpp: the handlers of the stages of a call ("instantiate", "execute") as
+// capsules in a dict, for jax.ffi.register_ffi_target; None where this was built without XLA's
+// headers.
 nb::object xla_handler();
 
 namespace {

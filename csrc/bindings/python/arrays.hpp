@@ -11,8 +11,8 @@
 #include <string_view>
 #include <utility>
 
+#include "bindings/python/tensors.hpp"
 #include "kernels.hpp"
-#include "python/tensors.hpp"
 
 namespace nb = nanobind;
 

@@ -19,7 +19,7 @@ nanobind::object xla_handler() { return nanobind::none(); }
 #include <tuple>
 #include <utility>
 
-#include "python/plan.hpp"
+#include "bindings/python/plan.hpp"
 #include "xla/ffi/api/ffi.h"
 
 namespace poolgrad {

@@ -9,8 +9,7 @@
 #include "geometry/window.hpp"
 #include "kernels.hpp"
 
-namespace poolgrad {
-namespace {
+namespace poolgrad::inline POOLGRAD_ISA {
 
 // Minimum number of elements for each thread: fewer cost less than waking a thread.
 constexpr i64 kElementsPerThread = 1 << 15;
@@ -142,5 +141,4 @@ void over_inputs(const Work& work, MakeState&& make_state, Compute&& compute,
   run_tasks(tasks.count(), tasks.threads(), tasks.run, &tasks);
 }
 
-}  // namespace
-}  // namespace poolgrad
+}  // namespace poolgrad::inline POOLGRAD_ISA

@@ -6,10 +6,10 @@
 #include <limits>
 #include <numeric>
 
-#include "base/dispatch.hpp"
+#include "dispatch.hpp"
+#include "bindings/python/arrays.hpp"
+#include "bindings/python/gil.hpp"
 #include "geometry/fractional.hpp"
-#include "python/arrays.hpp"
-#include "python/gil.hpp"
 
 namespace poolgrad {
 namespace {

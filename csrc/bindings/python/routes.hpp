@@ -5,7 +5,7 @@
 
 #include "base/buffer_cache.hpp"
 #include "base/out_of_memory.hpp"
-#include "python/layout.hpp"
+#include "bindings/python/layout.hpp"
 
 namespace poolgrad {
 namespace {

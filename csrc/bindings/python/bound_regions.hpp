@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <optional>
 
+#include "bindings/python/arrays.hpp"
+#include "bindings/python/gil.hpp"
 #include "operators/regions.hpp"
-#include "python/arrays.hpp"
-#include "python/gil.hpp"
 
 namespace poolgrad {
 namespace {
