@@ -83,38 +83,33 @@ bool handles_joined_rows(const Call& call) {
          p.axis[1].out > 1 && p.axis[1].stride == p.axis[2].stride;
 }
 
-bool handles_register_blocked(const Call& call, i64 bytes) {
+// Vectors of channels of a pixel.
+bool has_channel_vectors(const Call& call, i64 bytes) {
+  const Plan& p = *call.plan;
+  return p.inner >= lanes(call, bytes) && is_point(p.axis[0]) && p.axis[2].dilation == 1 &&
+         call.input.contiguous_channels && is_compiled_square(p, 2);
+}
+// Vectors of columns.
+bool has_column_vectors(const Call& call, i64 bytes) {
   const Plan& p = *call.plan;
   const Axis& width = p.axis[2];
   constexpr i64 kMaxDilation = 4;
   const i64 max_stride = bytes < 4 ? 2 : 3;  // no shuffle of every third byte
   const bool close = width.dilation == 1 || (width.stride == 1 && width.dilation <= kMaxDilation);
   return p.inner == 1 && close && is_compiled_square(p, max_stride) &&
-         width.out >= lanes(call, bytes) / 2 && has_whole_rows(call);
+         width.out >= lanes(call, bytes) / 2;
 }
 bool handles_register_blocked_extreme(const Call& call) {
-  return is_specialised(call) && handles_register_blocked(call, compared_bytes(call.input.dtype));
-}
-bool handles_register_blocked_average(const Call& call) {
-  return !call.general_only && !is_wide(call.input.dtype) && handles_register_blocked(call, 4);
-}
-
-bool has_channel_vectors(const Call& call, i64 bytes) {
-  const Plan& p = *call.plan;
-  return p.inner >= lanes(call, bytes) && is_point(p.axis[0]) && p.axis[2].dilation == 1 &&
-         is_compiled_square(p, 2);
-}
-bool handles_channels_last_extreme(const Call& call) {
   const Dtype dtype = call.input.dtype;
   const i64 bytes = compared_bytes(dtype);
-  const bool native = bytes < 4 || dtype == Dtype::float32;
-  return is_specialised(call) && !call.negated && native && call.input.contiguous_channels &&
-         has_channel_vectors(call, bytes);
+  const bool in_place = !call.negated && (bytes < 4 || dtype == Dtype::float32);
+  return is_specialised(call) && has_whole_rows(call) &&
+         (has_column_vectors(call, bytes) || (in_place && has_channel_vectors(call, bytes)));
 }
-
-bool handles_channels_last_average(const Call& call) {
-  return !call.general_only && call.input.dtype == Dtype::float32 &&
-         call.input.contiguous_channels && has_channel_vectors(call, 4);
+bool handles_register_blocked_average(const Call& call) {
+  const Dtype dtype = call.input.dtype;
+  return !call.general_only && !is_wide(dtype) && has_whole_rows(call) &&
+         (has_column_vectors(call, 4) || (dtype == Dtype::float32 && has_channel_vectors(call, 4)));
 }
 
 bool handles_van_herk_2d(const Axis& depth, const Axis& height, const Axis& width, i64 taps) {
@@ -209,7 +204,9 @@ bool prefers_unrolled(const Call& call) {
       (p.inner < kFewChannels || (compared_bytes(call.input.dtype) == 4 && !shares_nothing(p)));
   return shares_little(p) && !short_inner_loops;
 }
-bool prefers_channels_last(const Call& call) { return shares_little(*call.plan); }
+bool prefers_register_blocked(const Call& call) {
+  return call.plan->inner == 1 || shares_little(*call.plan);
+}
 bool prefers_unrolled_average(const Call& call) {
   const Plan& p = *call.plan;
   return shares_nothing(p) || shares_little(p);
@@ -283,9 +280,8 @@ using A = Algorithm;
 constexpr TableRow kTable[] = {
     {Task::extreme, A::transposed_planes, handles_transposed_planes,
      prefers_transposed_tiny_planes},
-    {Task::extreme, A::register_blocked, handles_register_blocked_extreme, always},
-    {Task::extreme, A::register_blocked_channels_last, handles_channels_last_extreme,
-     prefers_channels_last},
+    {Task::extreme, A::register_blocked, handles_register_blocked_extreme,
+     prefers_register_blocked},
     {Task::extreme, A::unrolled_joined_rows, handles_joined_rows, prefers_joined_rows},
     {Task::extreme, A::unrolled, handles_unrolled_extreme, prefers_unrolled},
     {Task::extreme, A::transposed_planes, handles_transposed_planes, prefers_transposed_planes},
@@ -298,8 +294,6 @@ constexpr TableRow kTable[] = {
 
     {Task::average, A::plane_means, handles_plane_means, always},
     {Task::average, A::register_blocked, handles_register_blocked_average,
-     prefers_unrolled_average},
-    {Task::average, A::register_blocked_channels_last, handles_channels_last_average,
      prefers_unrolled_average},
     {Task::average, A::unrolled, handles_unrolled, prefers_unrolled_average},
     {Task::average, A::van_herk_2d, handles_van_herk_2d, prefers_van_herk_2d},
@@ -334,7 +328,6 @@ constexpr const char* kNames[kAlgorithms] = {
     "unrolled",
     "unrolled_joined_rows",
     "register_blocked",
-    "register_blocked_channels_last",
     "van_herk_2d",
     "transposed_planes",
     "column_sums",

@@ -2,8 +2,8 @@
 // handles the call and is expected to be the fastest.
 //
 // Two decisions depend on values and are therefore made while an algorithm runs, not here:
-// - Algorithms that assume finite inputs (register_blocked, register_blocked_channels_last,
-//   van_herk_2d and transposed_planes of a maximum, squares of nonlinear operators) sum what they
+// - Algorithms that assume finite inputs (register_blocked, van_herk_2d and transposed_planes of a
+// maximum, squares of nonlinear operators) sum what they
 //   read. Where the sum is not finite, the rows are computed again by `unrolled`, or the plane by
 //   `separable`.
 // - `unrolled` pads short rows with the lowest number. An output that equals it is computed again
@@ -22,7 +22,6 @@ enum class Algorithm {
   unrolled,
   unrolled_joined_rows,
   register_blocked,
-  register_blocked_channels_last,
   van_herk_2d,
   transposed_planes,
   column_sums,

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "backward/tiles.hpp"
-#include "forward/register_blocked_channels_last.hpp"
+#include "forward/register_blocked.hpp"
 #include "forward/row_writer.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {

@@ -1,7 +1,7 @@
 // The median and the random draw, compiled once per instruction set.
 #include "operators/median_and_draw.hpp"
 
-#include "forward/selecting_tiles.hpp"
+#include "forward/selecting_small_windows.hpp"
 #include "forward/selecting_units.hpp"
 #include "geometry/partition.hpp"
 #include "operators/median_network.hpp"

@@ -1,14 +1,18 @@
-// Register blocking: computes several rows of outputs of small square windows at once. A vector
-// moves down the columns; each row of inputs is reduced along the width once, in registers, for all
-// windows that hold it.
+// Register blocking: computes several rows of outputs of small square windows at once. A vector of
+// neighbouring columns or, with channels last, of the channels of a pixel moves down the rows; each
+// row of inputs is reduced along the width once, in registers, for all windows that hold it.
 #pragma once
 
 #include "forward/unrolled.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
-inline constexpr i64 kMaxBlockedRows = 8;         // rows of outputs of a block
-inline constexpr i64 kBlockBytes = i64{1} << 14;  // bytes of the inputs of a block
+inline constexpr i64 kMaxBlockedRows = 8;  // rows of outputs of a block
+// The same with channels last, at stride 1. More rows would map to the same sets of the first-level
+// cache; at larger strides rows share too few inputs.
+inline constexpr i64 kMaxChannelsLastRows = 4;
+inline constexpr i64 kBlockedPixelElements = i64{1} << 10;  // of a row, at a time
+inline constexpr i64 kBlockBytes = i64{1} << 14;            // bytes of the inputs of a block
 
 // Calls f with kernel and stride as compile-time constants, if they are compiled (up to a stride).
 // Returns whether they are.
@@ -170,10 +174,15 @@ class RegisterBlocked {
   using T = typename Op::In;
   using Target = typename Op::Target;
 
+  // used: whether outputs will be computed.
   POOLGRAD_LOOP RegisterBlocked(const Plan& plan, const View& x, bool used, bool negate, T fill,
                                 Arena& arena)
       : p_(plan), x_(x), negate_(negate), fill_(fill), used_(kCompiled && used) {
     if (!used_) return;
+    if (has_channels()) {
+      rows_ = plan.axis[1].stride == 1 ? kMaxChannelsLastRows : 1;
+      return;
+    }
     const Axis &depth = plan.axis[0], &height = plan.axis[1], &width = plan.axis[2];
     const i64 columns_read = covered_length(width, width.out);
     before_ = larger(0, width.lo), after_ = larger(0, columns_read - width.lo - width.in);
@@ -205,19 +214,67 @@ class RegisterBlocked {
   // Rows of outputs that are computed at once; 0: the algorithm is not used.
   i64 rows() const { return used_ ? rows_ : 0; }
 
-  i64 length() const { return p_.axis[2].out; }
-
   // Whether the blocks of all depths share inputs and should be computed one after the other.
   bool depth_first() const { return used_ && caches_depths_; }
 
   void start(const char* plane) {
-    if (used_ && !plane_) std::fill(copies_, copies_ + depths_ * lines_ * pitch_, fill_);
+    if (copies_ && !plane_) std::fill(copies_, copies_ + depths_ * lines_ * pitch_, fill_);
     plane_ = plane;
     clear_cache();
   }
 
-  // Computes rows oh ... oh + rows of outputs. Returns false if an input is NaN or the windows hold
-  // no input; the outputs are then meaningless.
+  // Columns of outputs that are computed at once.
+  i64 columns() const {
+    return has_channels() ? larger(1, kBlockedPixelElements / p_.inner) : p_.axis[2].out;
+  }
+
+  // Computes outputs lo ... hi of rows oh, oh + 1, ... Returns false if an input is NaN or the
+  // windows hold no input; the outputs are then meaningless.
+  bool compute(i64 od, i64 oh, i64 rows, i64 lo, i64 hi, Target to) {
+    bool computed = false;
+    if constexpr (kCompiled) {
+      if (!has_channels()) return compute_block(od, oh, rows, to);
+      by_shape(p_.axis[1], [&](auto kernel, auto stride) {
+        computed = compute_channels<kernel(), stride()>(to, oh, rows, lo, hi);
+      });
+    }
+    return computed;
+  }
+
+  // Whether one of outputs lo ... hi of a row may be the padding instead of an input, so that its
+  // route is wrong.
+  bool may_be_padding(i64 oh, i64 lo, i64 hi, Target row) const {
+    if (!kRouted || !used_) return false;
+    const Axis &height = p_.axis[1], &width = p_.axis[2];
+    const auto found = [&](i64 begin, i64 end) {
+      T* const last = row.y + (end - lo) * p_.inner;
+      return begin < end && std::find(row.y + (begin - lo) * p_.inner, last, fill_) != last;
+    };
+    if (oh < height.full_lo || oh >= height.full_hi) return found(lo, hi);
+    return found(lo, smaller(hi, width.full_lo)) || found(larger(lo, width.full_hi), hi);
+  }
+
+ private:
+  static constexpr bool kRouted = requires { requires Op::kWithRoutes; };
+  static constexpr bool kCompiled = Merges<Op> && kSpecialised<T>;
+  static constexpr i64 kMaxStride = sizeof(T) < 4 ? 2 : 3;  // no shuffle of every third byte
+
+  static constexpr i64 kLine = 64 / static_cast<i64>(sizeof(T));
+  static constexpr i64 kLanes = kVectorBytes / static_cast<i64>(sizeof(T));
+  static constexpr i64 kSlots = 4;  // of a ring buffer of depths
+
+  // The input lines of a block at one depth, the memory to prefetch, and the depth's slice.
+  struct DepthLines {
+    const T* const* at;
+    const char* next;
+    u32 first_tap;
+    char* partials;
+    bool cached;
+  };
+
+  bool has_channels() const { return p_.inner > 1; }
+
+  // Computes whole rows from (od, oh) on, without channels.
   POOLGRAD_LOOP bool compute_block(i64 od, i64 oh, i64 rows, Target to) {
     const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
     const Span s = span_of(depth, od);
@@ -243,44 +300,14 @@ class RegisterBlocked {
       if (k > 0 && kept) cached_depths_[slot] = d;
     }
     bool no_nan = false;
-    if constexpr (kCompiled) {
-      by_shape<kMaxStride>(height, [&](auto kernel, auto stride) {
-        by_width<T>(
-            n, [&](auto w) { no_nan = compute<kernel(), stride(), w()>(to, n, rows, s.taps); });
+    by_shape<kMaxStride>(height, [&](auto kernel, auto stride) {
+      by_width<T>(n, [&](auto w) {
+        no_nan = compute_columns<kernel(), stride(), w()>(to, n, rows, s.taps);
       });
-    }
+    });
     if (!no_nan) clear_cache();
     return no_nan;
   }
-
-  // Whether an output of a row may be the padding instead of an input.
-  bool may_be_padding(i64 oh, Target row) const {
-    const Axis &height = p_.axis[1], &width = p_.axis[2];
-    const bool full = oh >= height.full_lo && oh < height.full_hi;
-    bool found = false;
-    for (i64 i = 0; i < (full ? width.full_lo : width.out); ++i) found |= row.y[i] == fill_;
-    for (i64 i = full ? width.full_hi : width.out; i < width.out; ++i) {
-      found |= row.y[i] == fill_;
-    }
-    return found;
-  }
-
- private:
-  static constexpr bool kCompiled = Merges<Op> && kSpecialised<T>;
-  static constexpr i64 kMaxStride = sizeof(T) < 4 ? 2 : 3;  // no shuffle of every third byte
-
-  static constexpr i64 kLine = 64 / static_cast<i64>(sizeof(T));
-  static constexpr i64 kLanes = kVectorBytes / static_cast<i64>(sizeof(T));
-  static constexpr i64 kSlots = 4;  // of a ring buffer of depths
-
-  // The input lines of a block at one depth, the memory to prefetch, and the depth's slice.
-  struct DepthLines {
-    const T* const* at;
-    const char* next;
-    u32 first_tap;
-    char* partials;
-    bool cached;
-  };
 
   void clear_cache() { std::fill(cached_depths_, cached_depths_ + kSlots, -1); }
 
@@ -327,7 +354,7 @@ class RegisterBlocked {
   // Computes `rows` rows of n outputs, W columns at a time. Returns false if an input is NaN.
   // Dilated windows share lines with every `step`-th row.
   template <i64 K, i64 S, i64 W>
-  POOLGRAD_LOOP bool compute(Target to, i64 n, i64 rows, i64 depths) const {
+  POOLGRAD_LOOP bool compute_columns(Target to, i64 n, i64 rows, i64 depths) const {
     using V = Vec<T, static_cast<int>(W)>;
     using Partial = typename Op::template Partial<V>;
     constexpr i64 kShare = S * S * W * static_cast<i64>(sizeof(T));  // bytes of new inputs
@@ -370,6 +397,50 @@ class RegisterBlocked {
               prefetch(to.line(row + rows, n).y + at);
             });
       }
+    }
+    return !Op::found_nan(nan_check, fill_);
+  }
+
+  // Computes outputs lo ... hi of `rows` rows with channels last, a vector of channels at a time.
+  template <i64 K, i64 S>
+  POOLGRAD_LOOP bool compute_channels(Target to, i64 oh, i64 rows, i64 lo, i64 hi) const {
+    using V = Vec<T, static_cast<int>(kLanes)>;
+    const Axis &height = p_.axis[1], &width = p_.axis[2];
+    const i64 channels = p_.inner, length = p_.out_row(), first = oh * S - height.lo;
+    const T* const plane = reinterpret_cast<const T*>(plane_);
+    V nan_check{};
+    const auto pixel = [&](i64 o, auto edge) __attribute__((always_inline)) {
+      const i64 column = o * S - width.lo;
+      for (i64 c = 0; c < channels; c += kLanes) {
+        const i64 channel = smaller(c, channels - kLanes), at = (o - lo) * channels + channel;
+        i64 from = first * x_.height + column * x_.width + channel, h = first;
+        reduce_columns<Op, K, S, V>(
+            rows, 1, nan_check,
+            [&](i64) { return DepthSlice<typename Op::template Partial<V>>{0, nullptr, false}; },
+            [&](V* value) {
+              POOLGRAD_UNROLL
+              for (i64 t = 0; t < K; ++t) {
+                const bool inside =
+                    !edge || (h >= 0 && h < height.in && column + t >= 0 && column + t < width.in);
+                value[t] = inside ? load<V>(plane + from + t * x_.width) : V{} + fill_;
+              }
+              POOLGRAD_UNROLL
+              for (i64 t = K - S; t < K; ++t)
+                prefetch(plane + from + t * x_.width + kPrefetchElements<T>);
+              from += x_.height, ++h;
+            },
+            [] {},
+            [&](i64 q, const auto& partial) {
+              const auto row = to.line(q, length);
+              prefetch(row.y + at + kPrefetchElements<T>);
+              Op::store(row, at, partial);
+            });
+      }
+    };
+    const bool full = oh >= height.full_lo && oh + rows <= height.full_hi;
+    for (i64 o = lo; o < hi; ++o) {
+      if (full && o >= width.full_lo && o < width.full_hi) pixel(o, std::false_type{});
+      else pixel(o, std::true_type{});
     }
     return !Op::found_nan(nan_check, fill_);
   }

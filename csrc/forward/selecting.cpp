@@ -48,7 +48,6 @@ void forward(const Work& whole, Select which, const View& x, Dense y, Dense rout
       case Algorithm::unrolled:
       case Algorithm::unrolled_joined_rows:
       case Algorithm::register_blocked:
-      case Algorithm::register_blocked_channels_last:
         return select_small(work, algorithm, which, x, y, routes);
       case Algorithm::van_herk_2d:
       case Algorithm::transposed_planes:

@@ -1,5 +1,6 @@
 // Maximum and minimum of small windows of uint8 and float32, compiled once per instruction set.
-#include "forward/selecting_tiles.hpp"
+#include "forward/selecting_small_windows.hpp"
+
 #include "forward/selecting_units.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {

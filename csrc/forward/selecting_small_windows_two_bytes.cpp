@@ -1,5 +1,5 @@
 // Maximum and minimum of small windows of float16 and bfloat16, compiled once per instruction set.
-#include "forward/selecting_tiles.hpp"
+#include "forward/selecting_small_windows.hpp"
 #include "forward/selecting_units.hpp"
 #include "operators/extreme_two_byte.hpp"
 

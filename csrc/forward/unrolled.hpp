@@ -9,7 +9,6 @@
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
-inline constexpr i64 kJoinedOutputs = 2048;  // outputs of joined rows, gaps included
 // Elements of a row of pixels that are computed at a time, with channels last.
 inline constexpr i64 kUnrolledPixelElements = 512;
 
@@ -45,27 +44,16 @@ class Unrolled {
   using T = typename Op::In;
   using Target = typename Op::Target;
 
-  // joins_rows: compute_joined_rows() will be called instead of row().
   POOLGRAD_LOOP Unrolled(const Plan& plan, const View& x, const Tile& tile, bool negate,
-                         bool joins_rows, Arena& arena)
+                         Arena& arena)
       : p_(plan),
         x_(x),
         tile_(tile),
-        negate_(negate),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, negate), arena),
         step_(reader_.step()),
-        uniform_(plan.inner == 1 && reader_.direct() && has_no_padding(plan.axis[2])),
-        joins_rows_(joins_rows),
-        in_place_(!negate && has_no_padding(plan.axis[1]) && has_no_padding(plan.axis[2]) &&
-                  x.dtype == DtypeOf<T>::value && x.width == 1 && !x.row_columns &&
-                  x.height == plan.axis[2].in),
+        uniform_(plan.inner == 1 && reader_.direct() && is_unpadded(plan.axis[2])),
         piece_(plan.inner == 1 ? tile.hi[2] - tile.lo[2]
-                               : larger(1, kUnrolledPixelElements / plan.inner)),
-        pitch_(in_place_ ? plan.axis[2].in : covered_length(plan.axis[2], plan.axis[2].out)),
-        max_joined_rows_(smaller(tile.hi[1] - tile.lo[1], larger(1, kJoinedOutputs / pitch_))),
-        padded_copy_(joins_rows_ && !in_place_
-                         ? arena.take<T>(covered_length(plan.axis[1], max_joined_rows_) * pitch_)
-                         : nullptr) {}
+                               : larger(1, kUnrolledPixelElements / plan.inner)) {}
 
   void start(const char* plane) { reader_.start(plane); }
 
@@ -90,35 +78,49 @@ class Unrolled {
     compute_outputs(lo, hi, to);
   }
 
-  // Narrow planes: rows are joined to one long row. If both strides are s, and rows of inputs and
-  // of outputs lie `pitch` apart, the window of output (oh, ow) begins at input s * (oh * pitch +
-  // ow): it is output oh * pitch + ow of the long row. The values between two rows are meaningless.
-  i64 pitch() const { return pitch_; }
-  i64 max_joined_rows() const { return max_joined_rows_; }  // at a time
-  i64 joined_length(i64 rows) const { return (rows - 1) * pitch_ + p_.axis[2].out; }
+  struct Tap {
+    const T* at;
+    u32 tap_index;
+  };
+  struct Taps {
+    const Tap* list;
+    i64 count, line;  // number of taps, and of taps in a line
+  };
 
-  // Computes rows oh ... oh + rows. Returns false if an output equals the padding: these rows must
-  // be computed one by one.
-  bool compute_joined_rows(const char* plane, i64 oh, i64 rows, Target to) {
-    const Axis &height = p_.axis[1], &width = p_.axis[2];
-    const i64 first = (oh * height.stride - height.lo) * pitch_ - width.lo;
-    const T* from =
-        in_place_ ? reinterpret_cast<const T*>(plane) + first : copy_padded(plane, oh, rows);
-    const bool together = is_paired(width);
-    i64 taps = 0;
-    for (i64 kh = 0; kh < height.kernel; ++kh) {
-      for (i64 kw = 0; kw < (together ? 1 : width.kernel); ++kw) {
-        taps_[taps++] = {from + kh * height.dilation * pitch_ + kw * width.dilation,
-                         static_cast<u32>(kh * width.kernel + kw)};
-      }
+  // Whether neighbouring taps are loaded together: at stride 2 one shuffle separates them. Not
+  // compiled for reductions whose time is mostly arithmetic, and for rare types.
+  static constexpr bool kReadsTogether = kSpecialised<T> || !Heavy<Op>;
+  static bool is_paired(const Axis& a) {
+    return kReadsTogether && a.dilation == 1 && a.stride <= 2 && (a.kernel == 2 || a.kernel == 3);
+  }
+
+  // Computes n neighbouring outputs from taps at `offset`, which step from one output to the next.
+  // together: the number of neighbours that are loaded at each tap; 0: each tap is one input.
+  static void reduce_row(Target to, i64 n, i64 offset, Taps taps, i64 step, i64 together) {
+    if constexpr (HasFixedSquares<Op>) {
+      const auto squares = [&](auto kernel, auto stride) {
+        constexpr int kTaps = kernel() * kernel();
+        return taps.count == kernel && together == kernel && step == stride && n >= kLanes &&
+               Op::template if_fixed<kTaps>(to, [&](auto set) {
+                 return reduce_fixed_squares<kernel(), stride()>(to, n, offset, taps, set);
+               });
+      };
+      if (squares(Const<2>{}, Const<2>{}) || squares(Const<3>{}, Const<2>{})) return;
+      if (squares(Const<3>{}, Const<1>{})) return;
     }
-    const Taps all{taps_, taps, together ? 1 : width.kernel};
-    reduce_row(to, joined_length(rows), 0, all, width.stride, together ? width.kernel : 0);
-    bool found = false;
-    for (i64 row = 0; !in_place_ && row < rows; ++row) {
-      for (i64 i = 0; i < width.out; ++i) found |= Op::may_be_padding(to.at(row * pitch_), i);
+    if constexpr (Heavy<Op>) {
+      if (n < kLanes) return reduce_partial_vector(to, n, offset, taps, step, larger(1, together));
     }
-    return !found;
+    if constexpr (kReadsTogether) {
+      if (together == 2 && step == 2)
+        return reduce(to, n, offset, taps, StrideTwo{true}, Const<2>{});
+      if (together == 3 && step == 2)
+        return reduce(to, n, offset, taps, StrideTwo{true}, Const<3>{});
+      if (together == 2) return reduce(to, n, offset, taps, StrideOne{1}, Const<2>{});
+      if (together == 3) return reduce(to, n, offset, taps, StrideOne{1}, Const<3>{});
+    }
+    if (step == 1) reduce(to, n, offset, taps, StrideOne{0}, Const<1>{});
+    else reduce(to, n, offset, taps, AnyStride{step, 0}, Const<1>{});
   }
 
  private:
@@ -183,37 +185,6 @@ class Unrolled {
 
   static constexpr i64 kLanes = kVectorBytes / static_cast<i64>(sizeof(T));
 
-  struct Tap {
-    const T* at;
-    u32 tap_index;
-  };
-  struct Taps {
-    const Tap* list;
-    i64 count, line;  // number of taps, and of taps in a line
-  };
-
-  static bool has_no_padding(const Axis& a) { return a.full_lo == 0 && a.full_hi == a.out; }
-
-  // Copies the rows of inputs that the windows cover, `pitch` apart, with padding around them.
-  POOLGRAD_LOOP const T* copy_padded(const char* plane, i64 oh, i64 rows) {
-    const Axis &height = p_.axis[1], &width = p_.axis[2];
-    const i64 lo = larger(0, -width.lo), hi = smaller(width.in, pitch_ - width.lo);
-    const bool moves =
-        max_joined_rows_ < height.out;  // the position of the padding differs between calls
-    if (!padding_filled_)
-      std::fill(padded_copy_, padded_copy_ + covered_length(height, max_joined_rows_) * pitch_,
-                Op::kFill);
-    padding_filled_ = true;
-    for (i64 r = 0, h = oh * height.stride - height.lo; r < covered_length(height, rows);
-         ++r, ++h) {
-      T* row = padded_copy_ + r * pitch_;
-      const bool real = h >= 0 && h < height.in;
-      if (real && lo < hi) copy_row(x_, plane, 0, h, lo, hi, negate_, row + lo + width.lo);
-      if (!real && moves) std::fill(row, row + pitch_, Op::kFill);
-    }
-    return padded_copy_;
-  }
-
   // Whether copying rows with padding around them costs less than computing edge outputs one by
   // one.
   static bool is_worth_padding(const Plan& p) {
@@ -267,47 +238,12 @@ class Unrolled {
     return n;
   }
 
-  // Whether neighbouring taps are loaded together: at stride 2 one shuffle separates them. Not
-  // compiled for reductions whose time is mostly arithmetic, and for rare types.
-  static constexpr bool kReadsTogether = kSpecialised<T> || !Heavy<Op>;
-  static bool is_paired(const Axis& a) {
-    return kReadsTogether && a.dilation == 1 && a.stride <= 2 && (a.kernel == 2 || a.kernel == 3);
-  }
-
   // Computes neighbouring outputs of neighbouring inputs.
   static void reduce_contiguous(Target to, i64 n, i64 offset, Taps taps) {
     if constexpr (Heavy<Op>) {
       if (n < kLanes) return reduce_partial_vector(to, n, offset, taps, 1, 1);
     }
     reduce(to, n, offset, taps, StrideOne{0}, Const<1>{});
-  }
-
-  // together: the number of neighbours that are loaded at each tap; 0: each tap is one input.
-  static void reduce_row(Target to, i64 n, i64 offset, Taps taps, i64 step, i64 together) {
-    if constexpr (HasFixedSquares<Op>) {
-      const auto squares = [&](auto kernel, auto stride) {
-        constexpr int kTaps = kernel() * kernel();
-        return taps.count == kernel && together == kernel && step == stride && n >= kLanes &&
-               Op::template if_fixed<kTaps>(to, [&](auto set) {
-                 return reduce_fixed_squares<kernel(), stride()>(to, n, offset, taps, set);
-               });
-      };
-      if (squares(Const<2>{}, Const<2>{}) || squares(Const<3>{}, Const<2>{})) return;
-      if (squares(Const<3>{}, Const<1>{})) return;
-    }
-    if constexpr (Heavy<Op>) {
-      if (n < kLanes) return reduce_partial_vector(to, n, offset, taps, step, larger(1, together));
-    }
-    if constexpr (kReadsTogether) {
-      if (together == 2 && step == 2)
-        return reduce(to, n, offset, taps, StrideTwo{true}, Const<2>{});
-      if (together == 3 && step == 2)
-        return reduce(to, n, offset, taps, StrideTwo{true}, Const<3>{});
-      if (together == 2) return reduce(to, n, offset, taps, StrideOne{1}, Const<2>{});
-      if (together == 3) return reduce(to, n, offset, taps, StrideOne{1}, Const<3>{});
-    }
-    if (step == 1) reduce(to, n, offset, taps, StrideOne{0}, Const<1>{});
-    else reduce(to, n, offset, taps, AnyStride{step, 0}, Const<1>{});
   }
 
   // Computes outputs from taps at `offset`, at each of which `width` neighbours are loaded.
@@ -408,16 +344,12 @@ class Unrolled {
   const Plan& p_;
   const View& x_;
   const Tile tile_;
-  const bool negate_;
   Reader<T> reader_;
   const i64 step_;
   const bool uniform_;
-  const bool joins_rows_, in_place_;
-  const i64 piece_, pitch_, max_joined_rows_;
-  T* padded_copy_;
-  bool padding_filled_ = false;  // padded_copy_ has its padding
-  i64 count_ = 0;                // rows that the windows of a row of outputs hold
-  const T* origin_ = nullptr;    // where uniform_taps_ begin
+  const i64 piece_;
+  i64 count_ = 0;              // rows that the windows of a row of outputs hold
+  const T* origin_ = nullptr;  // where uniform_taps_ begin
   Tap rows_[kMaxTaps], taps_[kMaxTaps], uniform_taps_[kMaxTaps];
 };
 

@@ -115,6 +115,9 @@ inline bool is_point(const Axis& a) {
   return a.regular() && a.n == 1 && a.m == 1 && a.kernel == 1 && a.lo == 0;
 }
 
+// Whether all windows of an axis are full.
+inline bool is_unpadded(const Axis& a) { return a.full_lo == 0 && a.full_hi == a.out; }
+
 // The window of output `o`.
 inline Span span_of(const Axis& a, i64 o) {
   if (a.adaptive) {

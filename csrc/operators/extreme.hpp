@@ -2,7 +2,7 @@
 // of the winner, which is the route.
 #pragma once
 
-#include "forward/register_blocked_channels_last.hpp"
+#include "forward/register_blocked.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
@@ -278,7 +278,7 @@ template <class Op, class T, bool WithRoutes>
 struct RegisterMax {
   using In = T;
   using Target = MaxTarget<T, WithRoutes>;
-  static constexpr bool kByLines = false, kPads = true;
+  static constexpr bool kByLines = false, kPads = true, kWithRoutes = WithRoutes;
   static Target target(T* y, std::uint8_t* routes, bool) { return {y, routes}; }
   static bool may_be_padding(Target to, i64 i) { return to.y[i] == Op::kFill; }
   static void clear(Target to, i64 n) {

@@ -67,7 +67,7 @@ void forward(const Work& work, NonlinearOp kind, const View& x, Parameter theta,
     if (choose({.task = Task::nonlinear, .plan = &p}) == Algorithm::unrolled) {
       compute_tiles<A, Small>(work, kind, x, theta, y, residuals, sensitivity,
                               [&](const Tile& tile, const auto&, Arena& arena) {
-                                return Small(p, x, tile, false, false, arena);
+                                return Small(p, x, tile, false, arena);
                               });
     } else {
       compute_tiles<A, Large>(work, kind, x, theta, y, residuals, sensitivity,

@@ -1,7 +1,7 @@
 // Computes averages: sums of the inputs of windows, divided by their divisors.
 #pragma once
 
-#include "forward/register_blocked_channels_last.hpp"
+#include "forward/small_windows.hpp"
 #include "forward/van_herk_2d.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
@@ -216,61 +216,40 @@ struct MeanState {
   }
 };
 
-// Per-task state of averages of small windows.
+// Memory of a tile of averages of small windows.
 template <class A, bool Lines>
-struct SmallMeanState {
+class MeanOutput {
+ public:
   using Target = typename Mean<A, Lines>::Target;
 
-  const Plan& p;
-  Unrolled<Mean<A, Lines>> windows;
-  RegisterBlocked<Mean<A, Lines>> blocked;
-  RegisterBlockedChannelsLast<Mean<A, Lines>> channels_last;
-  RowWriter<A> y;
-  A* rows;
-  ColumnDivisors<A> columns;
+  MeanOutput(const Plan& plan, const Tile& tile, Divisor divisor, Dense y, i64 longest,
+             Arena& arena)
+      : p_(plan),
+        tile_(tile),
+        divisor_(divisor),
+        y_(y, longest, arena),
+        rows_(arena.take<A>(kMaxBlockedRows)),
+        columns_{arena.take<A>((tile.hi[2] - tile.lo[2]) * plan.inner)} {}
 
-  bool depth_first() const { return blocked.depth_first(); }
-  void start(const char* plane) {
-    windows.start(plane);
-    blocked.start(plane);
-    channels_last.start(plane);
+  void start(i64 plane) {
+    first_ = plane * p_.out_plane();
+    columns_.fill(p_, divisor_, tile_.lo[2], tile_.hi[2]);
   }
+  Target open(i64 od, i64 oh, i64 rows, i64 at, i64 n, bool prefetches) {
+    for (i64 q = 0; q < rows; ++q) rows_[q] = static_cast<A>(divisor_.of_rows(p_, od, oh + q));
+    const i64 first = first_ + p_.output_index(od, oh, tile_.lo[2]) + at;
+    return {y_.reserve(first, n, prefetches), columns_.row + at, rows_};
+  }
+  void close(Target, i64) {}
 
-  template <class RowsOf>
-  i64 compute_rows(i64 od, i64 oh, i64 max_rows, i64 first, const Tile& tile, i64,
-                   RowsOf&& rows_of) {
-    const i64 pixel_rows = y.in_place() ? channels_last.rows(oh, oh + max_rows) : 0;
-    const i64 count = pixel_rows > 0 ? pixel_rows : larger(1, smaller(max_rows, blocked.rows()));
-    for (i64 q = 0; q < count; ++q) rows[q] = rows_of(oh + q);
-    if (pixel_rows > 0) {
-      channels_last_rows(od, oh, count, tile, {y.reserve(first, 0, false), columns.row, rows});
-      return count;
-    }
-    if (!blocked.rows()) {
-      windows.row(od, oh, [&](i64 at, i64 n, auto&& compute) {
-        compute(Target{y.reserve(first + at, n), columns.row + at, rows});
-      });
-      return 1;
-    }
-    const i64 length = blocked.length();
-    const Target all{y.reserve(first, count * length, false), columns.row, rows};
-    if (blocked.compute_block(od, oh, count, all)) return count;
-    for (i64 q = 0; q < count; ++q) {
-      windows.row(od, oh + q,
-                  [&](i64 at, i64, auto&& compute) { compute(all.line(q, length).at(at)); });
-    }
-    return count;
-  }
-
-  // Computes rows from (od, oh) on with channels last, as many columns at once as the first cache
-  // holds.
-  void channels_last_rows(i64 od, i64 oh, i64 count, const Tile& tile, Target to) {
-    for (i64 lo = tile.lo[2], hi; lo < tile.hi[2]; lo = hi) {
-      hi = smaller(tile.hi[2], lo + channels_last.columns());
-      const Target here = to.at((lo - tile.lo[2]) * p.inner);
-      channels_last.compute_all(windows, od, oh, count, lo, hi, here, p.out_row());
-    }
-  }
+ private:
+  const Plan& p_;
+  const Tile tile_;
+  const Divisor divisor_;
+  RowWriter<A> y_;
+  A* rows_;  // divisors of rows
+  ColumnDivisors<A> columns_;
+  i64 first_ = 0;  // output of the plane
 };
 
 template <class State>

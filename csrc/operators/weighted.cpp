@@ -61,22 +61,18 @@ template <class A, bool Lines>
 void average_small_windows(const Work& work, Algorithm algorithm, const View& x, Dense y,
                            Divisor divisor) {
   const Plan& p = *work.plan;
-  using Op = Mean<A, Lines>;
-  average_by<A>(work, x, divisor, [&](const Tile& tile, Arena& arena, A* columns) {
-    RegisterBlocked<Op> blocked(p, x, algorithm == Algorithm::register_blocked, false, Op::kFill,
-                                arena);
-    RegisterBlockedChannelsLast<Op> channels_last(
-        p, x, algorithm == Algorithm::register_blocked_channels_last, Op::kFill);
-    const i64 rows = larger(larger(1, blocked.rows()), channels_last.max_rows());
-    const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-    return SmallMeanState<A, Lines>{p,
-                                    Unrolled<Op>(p, x, tile, false, false, arena),
-                                    blocked,
-                                    channels_last,
-                                    {y, rows * n, arena},
-                                    arena.take<A>(rows),
-                                    {columns}};
-  });
+  using Output = MeanOutput<A, Lines>;
+  using State = SmallWindows<Mean<A, Lines>, Output>;
+  over_outputs(
+      work,
+      [&](const Tile& tile, Arena& arena) {
+        return State(algorithm, p, x, tile, false, arena,
+                     [&](i64 longest) { return Output(p, tile, divisor, y, longest, arena); });
+      },
+      [&](State& state, i64 plane, const Tile&) {
+        state.output.start(plane);
+        state.compute_tile(plane_of(x, plane));
+      });
 }
 
 void average(const Work& whole, const View& given, Dense y, bool count_padding, double divisor) {
@@ -94,7 +90,6 @@ void average(const Work& whole, const View& given, Dense y, bool count_padding, 
             work, [&](const Tile&, Arena& arena) { return PlaneMeans<A>(p, y, divide, arena); },
             [&](auto& state, i64 first, i64 last, const Tile&) { state.run(x, first, last); });
       case Algorithm::register_blocked:
-      case Algorithm::register_blocked_channels_last:
       case Algorithm::unrolled:  // the order of additions depends on the shape of windows only
         if (shares_nothing(p))
           return average_small_windows<A, false>(work, algorithm, x, y, divide);

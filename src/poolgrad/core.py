@@ -1,6 +1,7 @@
 """Interface to the compiled kernels: instruction sets, threads, memory, and plans of layouts.
 
-csrc/bindings/python/bindings.cpp defines the compiled module and describes its classes and functions.
+csrc/bindings/python/bindings.cpp defines the compiled module and describes its classes and
+functions.
 """
 
 # ruff: noqa: PLC0414 - the aliases mark what other modules import from here
@@ -193,7 +194,7 @@ def kernels_for(layout: Layout, inner: int, route_bits: int) -> _kernels.Plan:
 
 
 def axis_integers(axis: Axis) -> tuple[int, ...]:
-    """Flatten an axis to the integers that the kernels take; csrc/bindings/python/plan.hpp rebuilds it."""
+    """Flatten an axis to the integers that csrc/bindings/python/layout.hpp rebuilds it from."""
     origin = axis.origin
     return (
         int(axis.kind), axis.size, axis.out, axis.kernel, axis.stride_or_bins, axis.lo, axis.hi,

@@ -27,7 +27,6 @@ FORWARD = {
     "unrolled": (*EXTREMES, *MEANS, *NONLINEAR),
     "unrolled_joined_rows": PLANES,
     "register_blocked": (*PLANES, "max_pool3d", *MEANS),
-    "register_blocked_channels_last": ("max_pool2d", "relu_max_pool2d", "avg_pool2d"),
     "van_herk_2d": (*PLANES, "avg_pool2d"),
     "transposed_planes": PLANES,
     "column_sums": (*MEANS, "adaptive_avg_pool2d"),

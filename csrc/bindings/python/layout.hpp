@@ -6,9 +6,9 @@
 #include <limits>
 #include <numeric>
 
-#include "dispatch.hpp"
 #include "bindings/python/arrays.hpp"
 #include "bindings/python/gil.hpp"
+#include "dispatch.hpp"
 #include "geometry/fractional.hpp"
 
 namespace poolgrad {
