@@ -21,6 +21,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kBetweenPolls{100};
+// A wait for members of the OpenMP team that have nothing to do any more; how long the team is not
+// used then.
+constexpr std::chrono::microseconds kLongWait{500};
+constexpr std::chrono::milliseconds kWithoutTeam{100};
 constexpr char kOfShares[] = " for the tasks of each thread";
 
 thread_local int own_threads = 0;                // number of `OwnThreads` guards
@@ -89,15 +93,12 @@ class Pool {
       }
     }
     const OpenMP* team = own_threads == 0 ? team_.load() : nullptr;
-    if (team && threads <= team->size()) {
+    if (team && threads <= team->size() && Clock::now() >= team_again_) {
       run_on_team(*team);
     } else {
       wake_workers(threads - 1);
       work(0);
-      if (!was_forked()) {
-        std::unique_lock<std::mutex> lock(mutex_);
-        done_.wait(lock, [this] { return running_ == 0; });
-      }
+      if (!was_forked()) wait_for_workers();
     }
     const End end = end_.exchange(End::complete);
     const std::exception_ptr failure = std::exchange(failure_, nullptr);
@@ -130,18 +131,26 @@ class Pool {
   // Starts all threads of the OpenMP team, since a smaller team would end the remaining threads;
   // the first `threads_` members run the tasks. In the child of a fork the end of the parallel
   // region would wait for threads that do not exist, so an exception leaves the region.
+  // The end of the region waits for every member, also for one that the system does not schedule
+  // because other processes use the processors. After a long wait the team is not used for a while.
   void run_on_team(const OpenMP& team) {
+    const Clock::time_point begin = Clock::now();
     const auto member = [](void* self) {
       Pool* own = static_cast<Pool*>(self);
       const int number = own->team_.load()->number();
       if (number >= own->threads_) return;
       const FloatingPointEnvironment same(&own->environment_);
       own->work(number);
+      if (number == 0) own->own_end_ = Clock::now();
       if (own->was_forked()) throw Forked();
     };
     try {
       team.start(member, this, 0, 0);
     } catch (const Forked&) {
+    }
+    const Clock::time_point end = Clock::now();
+    if (end - own_end_ > std::max<Clock::duration>(kLongWait, own_end_ - begin)) {
+      team_again_ = end + kWithoutTeam;
     }
   }
 
@@ -149,10 +158,18 @@ class Pool {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       grow(count);
-      running_ = wanted_ = std::min(count, workers_);
+      wanted_ = std::min(count, workers_);
       ++round_;
     }
     wake_.notify_all();
+  }
+
+  // Called when all tasks have begun: waits for the workers that run one, and not for those that
+  // the system has not woken yet.
+  void wait_for_workers() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    wanted_ = 0;
+    done_.wait(lock, [this] { return running_ == 0; });
   }
 
   void grow(int workers) {
@@ -172,6 +189,7 @@ class Pool {
         wake_.wait(lock, [&] { return round_ != round; });
         round = round_;
         if (id >= wanted_) continue;
+        ++running_;
       }
       {
         const FloatingPointEnvironment same(&environment_);
@@ -213,7 +231,8 @@ class Pool {
   void* context_ = nullptr;
   Table<TaskShare, kOfShares> shares_;  // of at least `threads_` threads
   int threads_ = 0;
-  int workers_ = 0, wanted_ = 0, running_ = 0;
+  int workers_ = 0, wanted_ = 0, running_ = 0;  // threads; those that may begin; that have begun
+  Clock::time_point own_end_{}, team_again_{};
   std::uint64_t round_ = 0;
 };
 

@@ -10,10 +10,10 @@
 namespace poolgrad {
 
 // Calls body(context, task) once for every task in [0, tasks), on up to `threads` threads including
-// the caller. If the pool is busy with the tasks of another caller, the calling thread runs all
-// tasks. Every thread computes in the caller's floating-point environment. Safe after fork(): the
-// child starts a new pool. If a signal handler forks between two tasks, the child runs all tasks
-// again, some for the second time.
+// the caller, which does not wait for a thread that has not begun. If the pool is busy with the
+// tasks of another caller, the calling thread runs all tasks. Every thread computes in the caller's
+// floating-point environment. Safe after fork(): the child starts a new pool. If a signal handler
+// forks between two tasks, the child runs all tasks again, some for the second time.
 void run_tasks(i64 tasks, int threads, void (*body)(void*, i64), void* context);
 
 // Number of tasks of run_tasks() calls, and the largest number of threads of a call. dry:

@@ -254,6 +254,7 @@ def test_an_output_whose_encoding_lacks_a_character() -> None:
         (["explain"], "poolgrad.explainer.command.page"),
         (["profile", "os:getcwd"], "poolgrad.tools.bench.factory.load"),
         (["bench", "--overhead"], "poolgrad.tools.bench.overhead.measure"),
+        (["bench", "--busy", "1"], "poolgrad.tools.bench.load.measure"),
     ],
 )
 def test_ctrl_c_ends_with_one_sentence(arguments: list[str], function: str) -> None:

@@ -27,7 +27,15 @@ from rich.console import Console  # noqa: E402
 import poolgrad  # noqa: E402
 from poolgrad.cli.commands import app  # noqa: E402
 from poolgrad.tools import algorithms as kernel_algorithms  # noqa: E402
-from poolgrad.tools.bench import algorithms, measure, networks, pictures, report, rows  # noqa: E402
+from poolgrad.tools.bench import (  # noqa: E402
+    algorithms,
+    load,
+    measure,
+    networks,
+    pictures,
+    report,
+    rows,
+)  # fmt: skip
 from poolgrad.tools.bench import jax as jax_rows  # noqa: E402
 from poolgrad.tools.bench.result import OWN, Result  # noqa: E402
 from poolgrad.tools.bench.rows import Row  # noqa: E402
@@ -551,3 +559,18 @@ def test_a_row_is_computed_by_the_algorithm_that_is_timed(monkeypatch: pytest.Mo
             assert made.chosen in made.seconds
             assert used == {name: {name} for name in made.seconds}
             used.clear()
+
+
+@pytest.mark.parametrize(("callers", "busy"), [(1, 1), (3, 0)])
+def test_calls_under_load(monkeypatch: pytest.MonkeyPatch, callers: int, busy: int) -> None:
+    monkeypatch.setattr(load, "_TURNS", 1)
+    monkeypatch.setattr(load, "_SECONDS", 0.05)
+    timed = load.measure(callers, busy, threads=2)
+    cases = [("poolgrad", 2), ("PyTorch", 2), ("poolgrad", 1), ("PyTorch", 1)]
+    assert [(row.library, row.threads) for row in timed] == cases
+    for row in timed:
+        assert row.seconds.min() > 0
+        assert row.per_second == len(row.seconds) / 0.05
+    lines = load.markdown(timed, callers, busy).splitlines()
+    assert lines[0].endswith(f"callers: {callers}, busy processes: {busy}")
+    assert len(lines) == 4 + len(timed)

@@ -79,6 +79,24 @@ def bench(
             help="Time small calls with every form of the arguments, for NumPy arrays and tensors.",
         ),
     ] = False,
+    callers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Time a short call from this many Python threads at once, beside PyTorch.",
+            show_default="none",
+        ),
+    ] = None,
+    busy: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=64,
+            help="Time a short call while this many other processes compute, beside PyTorch.",
+            show_default="none",
+        ),
+    ] = None,
     algorithms: Annotated[
         bool,
         typer.Option(
@@ -114,9 +132,12 @@ def bench(
     Writes bench.csv, bench.png and bench_kernels.png; with `--networks`, networks.csv; with
     `--jax`, jax.csv; with `--algorithms`, algorithms.csv.
     """
-    _refuse_several(networks, jax, overhead, algorithms)
+    under_load = callers is not None or busy is not None
+    _refuse_several(networks, jax, overhead, algorithms, under_load)
     if overhead:
         return _print_overhead()
+    if under_load:
+        return _print_load(callers or 1, busy or 0, threads)
     if device != "cpu" or dry_run:
         return _print_gpu_model(device, dry_run)
     name = "networks" if networks else "jax" if jax else "bench"
@@ -196,8 +217,8 @@ def _read_targets(path: Path | None, dtype: str) -> dict[str, Limits]:
 def _refuse_several(*benchmarks: bool) -> None:
     if sum(benchmarks) > 1:
         fail(
-            "--networks, --jax, --overhead and --algorithms are separate benchmarks; choose one"
-            " of them",
+            "--networks, --jax, --overhead, --algorithms and --callers or --busy are separate"
+            " benchmarks; choose one of them",
             code=2,
         )
 
@@ -209,6 +230,17 @@ def _print_overhead() -> None:
         progress.show("timing small calls")
         timed = overhead.measure()
     typer.echo(overhead.markdown(timed))
+
+
+def _print_load(callers: int, busy: int, threads: int | None) -> None:
+    with clear_errors(), Progress() as progress:
+        progress.show("timing a short call")
+        import torch
+
+        from poolgrad.tools.bench import load
+
+        timed = load.measure(callers, busy, threads or torch.get_num_threads())
+    typer.echo(load.markdown(timed, callers, busy))
 
 
 def _ablation(rows: Sequence[Any], threads: int, turns: int, out: Path) -> None:
