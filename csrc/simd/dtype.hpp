@@ -98,44 +98,76 @@ Vec<std::uint16_t, W> narrow_lanes(BFloat16, Vec<float, W> f) {
 // Conversions of float16: widening is exact in every floating-point mode (subnormal numbers flushed
 // to zero); narrowing rounds to the nearest, ties to even, and converts a NaN to 0x7E00 with its
 // sign.
-#if defined(__F16C__)
+#if defined(__F16C__) || defined(__ARM_NEON)
+
+// Conversions of four lanes by one instruction.
+#if defined(__ARM_NEON)
+using FourFloats = float32x4_t;
+using FourHalves = float16x4_t;
+inline FourFloats widen_four(FourHalves h) { return vcvt_f32_f16(h); }
+inline FourHalves narrow_four(FourFloats f) { return vcvt_f16_f32(f); }
+#else
+using FourFloats = __m128;
+using FourHalves = __m128i;
+inline FourFloats widen_four(FourHalves h) { return _mm_cvtph_ps(h); }
+inline FourHalves narrow_four(FourFloats f) { return _mm_cvtps_ph(f, 0); }
+#endif
+
+// The first lanes of `to` get the bytes of `from`, or as many as fit; the others are zero.
+template <class To, class From>
+To leading_lanes(const From& from) {
+  To to{};
+  std::memcpy(&to, &from, sizeof(To) < sizeof(From) ? sizeof(To) : sizeof(From));
+  return to;
+}
+// Applies f to both halves of a vector.
+template <class To, class V, class F>
+To by_halves(V v, F&& f) {
+  using Lane = std::remove_cvref_t<decltype(v[0])>;
+  Vec<Lane, static_cast<int>(sizeof(V) / sizeof(Lane) / 2)> halves[2];
+  std::memcpy(&halves, &v, sizeof(V));
+  const auto low = f(halves[0]), high = f(halves[1]);
+  To to;
+  std::memcpy(&to, &low, sizeof(low));
+  std::memcpy(reinterpret_cast<char*>(&to) + sizeof(low), &high, sizeof(high));
+  return to;
+}
 
 // 512-bit intrinsics with a mask of all lanes, because GCC 12 warns of uninitialised values in
 // those without.
 template <int W>
 Vec<float, W> widen_lanes(Float16, Vec<std::uint16_t, W> h) {
-#if defined(__AVX512F__)
-  if constexpr (W == 16)
-    return bits_as<Vec<float, W>>(_mm512_maskz_cvtph_ps(0xFFFF, bits_as<__m256i>(h)));
-#endif
-  if constexpr (W == 8) return bits_as<Vec<float, W>>(_mm256_cvtph_ps(bits_as<__m128i>(h)));
+  using F = Vec<float, W>;
   if constexpr (W <= 4) {
-    __m128i halves{};
-    std::memcpy(&halves, &h, sizeof h);
-    const __m128 floats = _mm_cvtph_ps(halves);
-    Vec<float, W> f;
-    std::memcpy(&f, &floats, sizeof f);
-    return f;
+    return leading_lanes<F>(widen_four(leading_lanes<FourHalves>(h)));
+#if defined(__AVX512F__)
+  } else if constexpr (W == 16) {
+    return bits_as<F>(_mm512_maskz_cvtph_ps(0xFFFF, bits_as<__m256i>(h)));
+#endif
+#if defined(__F16C__)
+  } else if constexpr (W == 8) {
+    return bits_as<F>(_mm256_cvtph_ps(bits_as<__m128i>(h)));
+#endif
+  } else {
+    return by_halves<F>(h, [](auto half) { return widen_lanes<W / 2>(Float16{}, half); });
   }
 }
 
 template <int W>
 Vec<std::uint16_t, W> round_to_half(Vec<float, W> f) {
-#if defined(__AVX512F__)
-  if constexpr (W == 16) {
-    return bits_as<Vec<std::uint16_t, W>>(_mm512_maskz_cvtps_ph(0xFFFF, bits_as<__m512>(f), 0));
-  }
-#endif
-  if constexpr (W == 8) {
-    return bits_as<Vec<std::uint16_t, W>>(_mm256_cvtps_ph(bits_as<__m256>(f), 0));
-  }
+  using H = Vec<std::uint16_t, W>;
   if constexpr (W <= 4) {
-    __m128 floats{};
-    std::memcpy(&floats, &f, sizeof f);
-    const __m128i halves = _mm_cvtps_ph(floats, 0);
-    Vec<std::uint16_t, W> h;
-    std::memcpy(&h, &halves, sizeof h);
-    return h;
+    return leading_lanes<H>(narrow_four(leading_lanes<FourFloats>(f)));
+#if defined(__AVX512F__)
+  } else if constexpr (W == 16) {
+    return bits_as<H>(_mm512_maskz_cvtps_ph(0xFFFF, bits_as<__m512>(f), 0));
+#endif
+#if defined(__F16C__)
+  } else if constexpr (W == 8) {
+    return bits_as<H>(_mm256_cvtps_ph(bits_as<__m256>(f), 0));
+#endif
+  } else {
+    return by_halves<H>(f, [](auto half) { return round_to_half<W / 2>(half); });
   }
 }
 
