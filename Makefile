@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow test-nightly fuzz sanitize sanitize-threads check lint format bench build-times compare pictures docs
+.PHONY: help install test test-slow test-nightly fuzz sanitize sanitize-threads neon check lint format bench build-times compare pictures docs
 
 help: ## List the tasks
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
