@@ -1,6 +1,6 @@
-// Declares the table of kernels that each instruction set provides; bindings/python/ and
-// bindings/xla/ call kernels through it. Its structs are trivially copyable: they pass between code
-// that is compiled for different instruction sets, whose functions the linker must not merge.
+// Declares the table of kernels that each instruction set provides; bindings/ calls kernels through
+// it. Its structs are trivially copyable: they pass between code that is compiled for different
+// instruction sets, whose functions the linker must not merge.
 #pragma once
 
 #include "geometry/view.hpp"

@@ -17,7 +17,7 @@ class CachedBlock {
   CachedBlock& operator=(const CachedBlock&) = delete;
   ~CachedBlock();
 
-  void* data() const { return data_; }
+  char* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
 
  private:

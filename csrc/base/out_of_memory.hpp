@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdio>
-#include <new>
+#include <memory>
 #include <vector>
 
 namespace poolgrad {
@@ -21,8 +21,7 @@ class OutOfMemory : public std::bad_alloc {
 };
 
 template <class T, const char* purpose>
-struct TableAllocator {
-  using value_type = T;
+struct TableAllocator : std::allocator<T> {
   template <class U>
   struct rebind {
     using other = TableAllocator<U, purpose>;
@@ -33,18 +32,11 @@ struct TableAllocator {
   TableAllocator(const TableAllocator<U, purpose>&) {}
 
   T* allocate(std::size_t count) {
-    const std::size_t bytes = count * sizeof(T);  // std::vector limits the count
-    void* memory = ::operator new(bytes, std::align_val_t{alignof(T)}, std::nothrow);
-    if (!memory) throw OutOfMemory(bytes, purpose);
-    return static_cast<T*>(memory);
-  }
-  void deallocate(T* memory, std::size_t) {
-    ::operator delete(memory, std::align_val_t{alignof(T)});
-  }
-
-  template <class U>
-  bool operator==(const TableAllocator<U, purpose>&) const {
-    return true;
+    try {
+      return std::allocator<T>::allocate(count);
+    } catch (const std::bad_alloc&) {
+      throw OutOfMemory(count * sizeof(T), purpose);
+    }
   }
 };
 

@@ -14,14 +14,10 @@ namespace poolgrad::inline POOLGRAD_ISA {
 // Rounds a result to the samples' type.
 template <class S, class A>
 A rounded(A value) {
-  if constexpr (std::is_same_v<S, A>) {
-    return value;
-  } else {
-    S small;
-    narrow_run(&value, &small, 1, A(0));
-    widen_run(&small, &value, 1);
-    return value;
-  }
+  S small;
+  narrow_run(&value, &small, 1, A(0));
+  widen_run(&small, &value, 1);
+  return value;
 }
 
 // Writes the first input of each window along one axis.

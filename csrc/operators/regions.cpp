@@ -4,9 +4,10 @@
 #include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <numeric>
+#include <span>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
 
 #include "base/thread_pool.hpp"
 
@@ -16,40 +17,46 @@ namespace {
 // Channels that one task computes: the geometry of a region is computed once for all of them.
 constexpr i64 kChannels = 16;
 
-i64 channel_blocks(const RegionMaps& maps) { return ceil_div(maps.channels, kChannels); }
+// Computes region k in one block of channels: make(region) returns a function, which is called for
+// each channel with the positions of its plane in the maps and of its bins in the outputs.
+template <class F>
+void compute_region(const Regions& regions, i64 k, i64 block, F&& make) {
+  const Region& region = regions.table[static_cast<std::size_t>(k)];
+  const i64 first = block * kChannels, last = smaller(first + kChannels, regions.channels);
+  auto compute = make(region);
+  for (i64 c = first; c < last; ++c) {
+    compute((region.image * regions.channels + c) * regions.plane(),
+            (k * regions.channels + c) * regions.bins());
+  }
+}
 
 // The forward pass is parallel over (region, block of channels).
 template <class F>
-void over_regions(const RegionMaps& maps, i64 regions, int threads, F&& each) {
-  const i64 blocks = channel_blocks(maps);
-  parallel_for(regions * blocks, threads, [&](i64 task) {
-    const i64 first = task % blocks * kChannels;
-    each(task / blocks, first, smaller(first + kChannels, maps.channels));
-  });
+void over_regions(const Regions& regions, int threads, F&& make) {
+  const i64 blocks = ceil_div(regions.channels, kChannels);
+  parallel_for(static_cast<i64>(regions.table.size()) * blocks, threads,
+               [&](i64 task) { compute_region(regions, task / blocks, task % blocks, make); });
 }
 
 // The backward pass is parallel over (image, block of channels): each task clears its planes and
 // adds the regions of its image in their order, so that no sum depends on the number of threads.
 template <class T, class F>
-void over_images(const RegionMaps& maps, const RegionTable<Region>& regions, T* gx, int threads,
-                 F&& each) {
-  RegionTable<i64> begin(static_cast<std::size_t>(maps.images) + 1), order(regions.size());
-  for (const Region& r : regions) ++begin[static_cast<std::size_t>(r.image) + 1];
-  for (std::size_t n = 1; n < begin.size(); ++n) begin[n] += begin[n - 1];
-  RegionTable<i64> next = begin;
-  for (std::size_t k = 0; k < regions.size(); ++k) {
-    const auto place = static_cast<std::size_t>(next[static_cast<std::size_t>(regions[k].image)]++);
-    order[place] = static_cast<i64>(k);
-  }
-  const i64 blocks = channel_blocks(maps);
-  parallel_for(maps.images * blocks, threads, [&](i64 task) {
-    const i64 image = task / blocks, first = task % blocks * kChannels;
-    const i64 last = smaller(first + kChannels, maps.channels);
-    T* planes = gx + (image * maps.channels + first) * maps.plane();
-    std::fill(planes, planes + (last - first) * maps.plane(), T(0));
-    const auto n = static_cast<std::size_t>(image);
-    for (i64 k = begin[n]; k < begin[n + 1]; ++k) {
-      each(order[static_cast<std::size_t>(k)], first, last, planes);
+void over_images(const Regions& regions, T* gx, int threads, F&& make) {
+  const auto image_of = [&](i64 k) { return regions.table[static_cast<std::size_t>(k)].image; };
+  RegionTable<i64> order(regions.table.size());
+  std::iota(order.begin(), order.end(), i64{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](i64 a, i64 b) { return image_of(a) < image_of(b); });
+  const i64 blocks = ceil_div(regions.channels, kChannels);
+  parallel_for(regions.images * blocks, threads, [&](i64 task) {
+    const i64 image = task / blocks, block = task % blocks, first = block * kChannels;
+    const i64 channels = smaller(kChannels, regions.channels - first);
+    std::fill_n(gx + (image * regions.channels + first) * regions.plane(),
+                channels * regions.plane(), T(0));
+    auto k = std::lower_bound(order.begin(), order.end(), image,
+                              [&](i64 each, i64 wanted) { return image_of(each) < wanted; });
+    for (; k != order.end() && image_of(*k) == image; ++k) {
+      compute_region(regions, *k, block, make);
     }
   });
 }
@@ -73,76 +80,44 @@ RegionTable<Range> pixel_bins(double low, double high, double factor, i64 bins, 
   return ranges;
 }
 
-// Computes the maxima of the bins of one region and their indices. The last NaN wins; otherwise the
-// first of equal inputs in row-major order.
+// Computes the maxima of the bins of one region and their indices.
 template <class T>
 class Maxima {
  public:
-  Maxima(const RegionMaps& maps, const Region& box, double factor)
-      : rows_(pixel_bins<T>(box.y1, box.y2, factor, maps.bin_rows, maps.height)),
-        columns_(pixel_bins<T>(box.x1, box.x2, factor, maps.bin_columns, maps.width)),
-        width_(maps.width),
-        first_(columns_.front().lo),
-        best_(static_cast<std::size_t>(larger(columns_.back().hi - first_, 0))),
-        row_(best_.size()) {}
+  Maxima(const Regions& regions, const Region& box)
+      : rows_(pixel_bins<T>(box.y1, box.y2, regions.factor, regions.bin_rows, regions.height)),
+        columns_(pixel_bins<T>(box.x1, box.x2, regions.factor, regions.bin_columns, regions.width)),
+        width_(regions.width) {}
 
-  void find(const T* x, T* y, std::int32_t* indices) {
+  void find(const T* x, T* y, std::int32_t* indices) const {
     for (const Range rows : rows_) {
-      if (rows.lo < rows.hi) reduce_rows(x, rows);
       for (const Range columns : columns_) {
-        const bool empty = rows.lo >= rows.hi || columns.lo >= columns.hi;
-        if (empty) *y++ = 0, *indices++ = -1;
-        else reduce_columns(columns, y++, indices++);
+        const i64 index = maximum(x, rows, columns);
+        *y++ = index < 0 ? T(0) : x[index];
+        *indices++ = static_cast<std::int32_t>(index);
       }
     }
   }
 
  private:
-  // Integer of the size of T, so that vectors of both have the same number of lanes.
-  using Index = std::conditional_t<sizeof(T) == 4, std::int32_t, i64>;
-
-  // The maximum of each column over the rows of a bin; vectorised along the width.
-  void reduce_rows(const T* x, Range rows) {
-    const std::size_t n = best_.size();
-    T* best = best_.data();
-    Index* row = row_.data();
-    const T* line = x + rows.lo * width_ + first_;
-    for (std::size_t j = 0; j < n; ++j) best[j] = line[j], row[j] = static_cast<Index>(rows.lo);
-    for (i64 h = rows.lo + 1; h < rows.hi; ++h) {
-      line = x + h * width_ + first_;
-      const Index here = static_cast<Index>(h);
-      for (std::size_t j = 0; j < n; ++j) {
-        const T v = line[j];
-        const bool wins = (v > best[j]) | (v != v);
-        best[j] = wins ? v : best[j];
-        row[j] = wins ? here : row[j];
+  // The index of the maximum of a bin, -1 if the bin is empty. The last NaN wins; otherwise the
+  // first of equal inputs in row-major order.
+  i64 maximum(const T* x, Range rows, Range columns) const {
+    i64 index = -1;
+    T best = 0;
+    for (i64 h = rows.lo; h < rows.hi; ++h) {
+      for (i64 at = h * width_ + columns.lo; at < h * width_ + columns.hi; ++at) {
+        const T v = x[at];
+        const bool wins = (v > best) | (v != v) | (index < 0);
+        best = wins ? v : best;
+        index = wins ? at : index;
       }
     }
+    return index;
   }
-
-  void reduce_columns(Range columns, T* y, std::int32_t* index) const {
-    i64 column = columns.lo;
-    T best = best_[at(column)];
-    Index row = row_[at(column)];
-    for (i64 w = column + 1; w < columns.hi; ++w) {
-      const T v = best_[at(w)];
-      const Index r = row_[at(w)];
-      const bool nan = v != v, after_nan = best != best;
-      const bool wins = (v > best) | ((v == best) & (r < row)) | (nan & (!after_nan | (r >= row)));
-      best = wins ? v : best;
-      row = wins ? r : row;
-      column = wins ? w : column;
-    }
-    *y = best;
-    *index = static_cast<std::int32_t>(i64{row} * width_ + column);
-  }
-
-  std::size_t at(i64 column) const { return static_cast<std::size_t>(column - first_); }
 
   RegionTable<Range> rows_, columns_;
-  i64 width_, first_;       // of the map, and the first column of the region in it
-  RegionTable<T> best_;     // maximum of each column of the region
-  RegionTable<Index> row_;  // row of that maximum
+  i64 width_;  // of the map
 };
 
 // RoIAlign: averages of bilinear samples. The samples of a bin are a grid, so their average is
@@ -159,26 +134,27 @@ struct WeightedTap {
 template <class T>
 class AxisSamples {
  public:
-  AxisSamples(double low, double high, const RegionScale& scale, i64 bins, i64 size) {
-    const T factor = static_cast<T>(scale.factor), offset = static_cast<T>(scale.aligned ? 0.5 : 0);
+  AxisSamples(double low, double high, double scale, const RegionSampling& sampling, i64 bins,
+              i64 size) {
+    const T factor = static_cast<T>(scale), offset = static_cast<T>(sampling.aligned ? 0.5 : 0);
     start_ = static_cast<T>(low) * factor - offset;
     T width = static_cast<T>(high) * factor - offset - start_;
-    if (!scale.aligned && !(width > 1)) width = 1;
+    if (!sampling.aligned && !(width > 1)) width = 1;
     width_ = width / static_cast<T>(bins);
-    samples_ =
-        scale.sampling_ratio > 0 ? scale.sampling_ratio : static_cast<i64>(std::ceil(width_));
+    samples_ = sampling.ratio > 0 ? sampling.ratio : static_cast<i64>(std::ceil(width_));
     begin_.reserve(static_cast<std::size_t>(bins) + 1);
     for (i64 b = 0; b < bins; ++b) add_bin(b, size);
     begin_.push_back(taps_.size());
   }
 
   i64 samples() const { return samples_; }  // of each bin
-  RegionTable<WeightedTap<T>>& all() { return taps_; }
+  // The first index with a tap, and the number of indices from it to the last one.
+  i64 first() const { return taps_.empty() ? 0 : taps_.front().index; }
+  i64 length() const { return taps_.empty() ? 0 : taps_.back().index - first() + 1; }
 
-  template <class F>
-  void each(i64 bin, F&& f) const {
+  std::span<const WeightedTap<T>> taps(i64 bin) const {
     const auto b = static_cast<std::size_t>(bin);
-    for (std::size_t k = begin_[b]; k < begin_[b + 1]; ++k) f(taps_[k]);
+    return {taps_.data() + begin_[b], begin_[b + 1] - begin_[b]};
   }
 
  private:
@@ -239,38 +215,25 @@ class AxisSamples {
 template <class T>
 class Samples {
  public:
-  Samples(const RegionMaps& maps, const Region& box, const RegionScale& scale)
-      : rows_(box.y1, box.y2, scale, maps.bin_rows, maps.height),
-        columns_(box.x1, box.x2, scale, maps.bin_columns, maps.width),
-        width_(maps.width),
-        bin_rows_(maps.bin_rows),
-        bin_columns_(maps.bin_columns),
+  Samples(const Regions& regions, const Region& box, const RegionSampling& sampling)
+      : rows_(box.y1, box.y2, regions.factor, sampling, regions.bin_rows, regions.height),
+        columns_(box.x1, box.x2, regions.factor, sampling, regions.bin_columns, regions.width),
+        regions_(regions),
         count_(static_cast<T>(larger(rows_.samples(), 1)) *
-               static_cast<T>(larger(columns_.samples(), 1))) {
-    // Renumbers column taps: index k is the k-th column of the map that has a tap.
-    for (WeightedTap<T>& tap : columns_.all()) {
-      if (used_.empty() || tap.index > used_.back()) used_.push_back(tap.index);
-      std::size_t k = used_.size() - 1;
-      while (used_[k] != tap.index) --k;
-      tap.index = static_cast<i64>(k);
-    }
-    line_.resize(used_.size());
-    gapless_ = !used_.empty() && used_.back() - used_[0] + 1 == static_cast<i64>(used_.size());
-  }
+               static_cast<T>(larger(columns_.samples(), 1))),
+        line_(static_cast<std::size_t>(columns_.length())) {}
 
   // Sums rows first: an input is read once for each row of bins with a tap on it.
   void average(const T* x, T* y) {
-    for (i64 row = 0; row < bin_rows_; ++row) {
+    for (i64 row = 0; row < regions_.bin_rows; ++row) {
       std::fill(line_.begin(), line_.end(), T(0));
-      rows_.each(row, [&](const WeightedTap<T>& tap) {
-        const T* from = x + tap.index * width_;
-        over_columns([&](std::size_t k, i64 column) { line_[k] += tap.weight * from[column]; });
-      });
-      for (i64 column = 0; column < bin_columns_; ++column) {
+      for (const WeightedTap<T>& tap : rows_.taps(row)) {
+        const T* from = x + tap.index * regions_.width + columns_.first();
+        for (std::size_t k = 0; k < line_.size(); ++k) line_[k] += tap.weight * from[k];
+      }
+      for (i64 column = 0; column < regions_.bin_columns; ++column) {
         T sum = 0;
-        columns_.each(column, [&](const WeightedTap<T>& tap) {
-          sum += tap.weight * line_[static_cast<std::size_t>(tap.index)];
-        });
+        for (const WeightedTap<T>& tap : columns_.taps(column)) sum += tap.weight * at(tap);
         *y++ = sum / count_;
       }
     }
@@ -278,38 +241,28 @@ class Samples {
 
   // The transpose of average().
   void add_gradient(const T* gy, T* gx) {
-    for (i64 row = 0; row < bin_rows_; ++row) {
+    for (i64 row = 0; row < regions_.bin_rows; ++row) {
       std::fill(line_.begin(), line_.end(), T(0));
-      for (i64 column = 0; column < bin_columns_; ++column) {
+      for (i64 column = 0; column < regions_.bin_columns; ++column) {
         const T share = *gy++ / count_;
-        columns_.each(column, [&](const WeightedTap<T>& tap) {
-          line_[static_cast<std::size_t>(tap.index)] += tap.weight * share;
-        });
+        for (const WeightedTap<T>& tap : columns_.taps(column)) at(tap) += tap.weight * share;
       }
-      rows_.each(row, [&](const WeightedTap<T>& tap) {
-        T* to = gx + tap.index * width_;
-        over_columns([&](std::size_t k, i64 column) { to[column] += tap.weight * line_[k]; });
-      });
+      for (const WeightedTap<T>& tap : rows_.taps(row)) {
+        T* to = gx + tap.index * regions_.width + columns_.first();
+        for (std::size_t k = 0; k < line_.size(); ++k) to[k] += tap.weight * line_[k];
+      }
     }
   }
 
  private:
-  template <class F>
-  void over_columns(F&& f) const {
-    if (gapless_) {
-      const i64 first = used_[0];
-      for (std::size_t k = 0; k < used_.size(); ++k) f(k, first + static_cast<i64>(k));
-    } else {
-      for (std::size_t k = 0; k < used_.size(); ++k) f(k, used_[k]);
-    }
+  T& at(const WeightedTap<T>& tap) {
+    return line_[static_cast<std::size_t>(tap.index - columns_.first())];
   }
 
   AxisSamples<T> rows_, columns_;
-  i64 width_, bin_rows_, bin_columns_;
+  const Regions& regions_;
   T count_;
-  RegionTable<i64> used_;  // columns of the map, ascending
-  RegionTable<T> line_;    // a number for each of them
-  bool gapless_;
+  RegionTable<T> line_;  // a number for each column from the first with a tap to the last
 };
 
 std::string described(const Region& box) {
@@ -319,17 +272,11 @@ std::string described(const Region& box) {
   return text;
 }
 
-// Whether a coordinate is small enough for float, in the image and in the feature map.
-bool is_in_range(double corner, double factor) {
-  return std::abs(corner) <= kMaxCoordinate && std::abs(corner * factor) <= kMaxCoordinate;
-}
-
 }  // namespace
 
-RegionTable<Region> checked_regions(const RegionMaps& maps, const double* boxes, i64 count,
-                                    double factor) {
-  RegionTable<Region> regions;
-  regions.reserve(static_cast<std::size_t>(count));
+RegionTable<Region> checked_regions(const Regions& regions, const double* boxes, i64 count) {
+  RegionTable<Region> table;
+  table.reserve(static_cast<std::size_t>(count));
   for (i64 k = 0; k < count; ++k, boxes += 5) {
     const double image = boxes[0];
     const Region box{0, boxes[1], boxes[2], boxes[3], boxes[4]};
@@ -337,100 +284,80 @@ RegionTable<Region> checked_regions(const RegionMaps& maps, const double* boxes,
       throw std::invalid_argument("boxes[" + std::to_string(k) + "] must " + accepted + ", got " +
                                   came);
     };
-    if (!(image >= 0 && image < static_cast<double>(maps.images)) || image != std::floor(image)) {
+    if (!(image >= 0 && image < static_cast<double>(regions.images)) ||
+        image != std::floor(image)) {
       char text[40];
       std::snprintf(text, sizeof(text), "%.9g", image);
-      if (maps.images == 0) refuse("not exist where input has no images", described(box));
+      if (regions.images == 0) refuse("not exist where input has no images", described(box));
       refuse("begin with the index of an image, a whole number from 0 to " +
-                 std::to_string(maps.images - 1),
+                 std::to_string(regions.images - 1),
              text);
     }
-    if (!(std::isfinite(box.x1) && std::isfinite(box.y1) && std::isfinite(box.x2) &&
-          std::isfinite(box.y2))) {
+    const double corners[] = {box.x1, box.y1, box.x2, box.y2};
+    const auto all = [&](auto&& holds) {
+      return std::all_of(std::begin(corners), std::end(corners), holds);
+    };
+    if (!all([](double c) { return std::isfinite(c); })) {
       refuse("have finite coordinates", described(box));
     }
     if (box.x2 < box.x1 || box.y2 < box.y1) refuse("have x1 <= x2 and y1 <= y2", described(box));
-    if (!(is_in_range(box.x1, factor) && is_in_range(box.y1, factor) &&
-          is_in_range(box.x2, factor) && is_in_range(box.y2, factor))) {
+    // Coordinates are small enough for float, in the image and in the feature map.
+    if (!all([&](double c) {
+          return std::abs(c) <= kMaxCoordinate && std::abs(c * regions.factor) <= kMaxCoordinate;
+        })) {
       refuse("lie within 2**30 pixels of the origin, also when scaled", described(box));
     }
-    regions.push_back({static_cast<i64>(image), box.x1, box.y1, box.x2, box.y2});
+    table.push_back({static_cast<i64>(image), box.x1, box.y1, box.x2, box.y2});
   }
-  return regions;
+  return table;
 }
 
 template <class T>
-void RegionKernels<T>::pool(const RegionMaps& maps, const RegionTable<Region>& regions,
-                            double factor, const T* x, T* y, std::int32_t* indices, int threads) {
-  over_regions(maps, static_cast<i64>(regions.size()), threads, [&](i64 k, i64 first, i64 last) {
-    const Region& box = regions[static_cast<std::size_t>(k)];
-    Maxima<T> maxima(maps, box, factor);
-    for (i64 c = first; c < last; ++c) {
-      const i64 out = (k * maps.channels + c) * maps.bins();
-      maxima.find(x + (box.image * maps.channels + c) * maps.plane(), y + out, indices + out);
-    }
+void RegionKernels<T>::pool(const Regions& regions, const T* x, T* y, std::int32_t* indices,
+                            int threads) {
+  over_regions(regions, threads, [&](const Region& box) {
+    return [=, maxima = Maxima<T>(regions, box)](i64 plane, i64 bins) {
+      maxima.find(x + plane, y + bins, indices + bins);
+    };
   });
 }
 
 template <class T>
-bool RegionKernels<T>::pool_backward(const RegionMaps& maps, const RegionTable<Region>& regions,
-                                     const T* gy, const std::int32_t* indices, T* gx, int threads) {
+bool RegionKernels<T>::by_indices(const Regions& regions, bool transpose, const T* from,
+                                  const std::int32_t* indices, T* to, int threads) {
   std::atomic<bool> inside{true};
-  over_images(maps, regions, gx, threads, [&](i64 k, i64 first, i64 last, T* planes) {
-    i64 out = (k * maps.channels + first) * maps.bins();
-    for (i64 c = first; c < last; ++c, planes += maps.plane()) {
-      for (const i64 end = out + maps.bins(); out < end; ++out) {
-        const i64 index = indices[out];
-        if (index >= 0 && index < maps.plane()) planes[index] += gy[out];
-        else if (index != -1) inside = false;
-      }
+  const i64 size = regions.plane();
+  const auto gather = [&](i64 plane, i64 bins) {
+    for (i64 k = bins; k < bins + regions.bins(); ++k) {
+      const i64 index = indices[k];
+      const bool found = index >= 0 && index < size;
+      if (!found && index != -1) inside = false;
+      if (!transpose) to[k] = found ? from[plane + index] : T(0);
+      else if (found) to[plane + index] += from[k];
     }
-  });
+  };
+  const auto make = [&](const Region&) { return gather; };
+  if (transpose) over_images(regions, to, threads, make);
+  else over_regions(regions, threads, make);
   return inside;
 }
 
 template <class T>
-bool RegionKernels<T>::pool_gather(const RegionMaps& maps, const RegionTable<Region>& regions,
-                                   const T* x, const std::int32_t* indices, T* y, int threads) {
-  std::atomic<bool> inside{true};
-  over_regions(maps, static_cast<i64>(regions.size()), threads, [&](i64 k, i64 first, i64 last) {
-    const i64 image = regions[static_cast<std::size_t>(k)].image;
-    i64 out = (k * maps.channels + first) * maps.bins();
-    for (i64 c = first; c < last; ++c) {
-      const T* plane = x + (image * maps.channels + c) * maps.plane();
-      for (const i64 end = out + maps.bins(); out < end; ++out) {
-        const i64 index = indices[out];
-        const bool found = index >= 0 && index < maps.plane();
-        if (!found && index != -1) inside = false;
-        y[out] = found ? plane[index] : T(0);
-      }
-    }
-  });
-  return inside;
-}
-
-template <class T>
-void RegionKernels<T>::align(const RegionMaps& maps, const RegionTable<Region>& regions,
-                             const RegionScale& scale, const T* x, T* y, int threads) {
-  over_regions(maps, static_cast<i64>(regions.size()), threads, [&](i64 k, i64 first, i64 last) {
-    const Region& box = regions[static_cast<std::size_t>(k)];
-    Samples<T> samples(maps, box, scale);
-    for (i64 c = first; c < last; ++c) {
-      samples.average(x + (box.image * maps.channels + c) * maps.plane(),
-                      y + (k * maps.channels + c) * maps.bins());
-    }
-  });
-}
-
-template <class T>
-void RegionKernels<T>::align_backward(const RegionMaps& maps, const RegionTable<Region>& regions,
-                                      const RegionScale& scale, const T* gy, T* gx, int threads) {
-  over_images(maps, regions, gx, threads, [&](i64 k, i64 first, i64 last, T* planes) {
-    Samples<T> samples(maps, regions[static_cast<std::size_t>(k)], scale);
-    for (i64 c = first; c < last; ++c, planes += maps.plane()) {
-      samples.add_gradient(gy + (k * maps.channels + c) * maps.bins(), planes);
-    }
-  });
+void RegionKernels<T>::align(const Regions& regions, const RegionSampling& sampling, bool transpose,
+                             const T* from, T* to, int threads) {
+  if (transpose) {
+    over_images(regions, to, threads, [&](const Region& box) {
+      return [=, samples = Samples<T>(regions, box, sampling)](i64 plane, i64 bins) mutable {
+        samples.add_gradient(from + bins, to + plane);
+      };
+    });
+  } else {
+    over_regions(regions, threads, [&](const Region& box) {
+      return [=, samples = Samples<T>(regions, box, sampling)](i64 plane, i64 bins) mutable {
+        samples.average(from + plane, to + bins);
+      };
+    });
+  }
 }
 
 template struct RegionKernels<float>;

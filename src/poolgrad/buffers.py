@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate
 from operator import mul
 from typing import Any
@@ -16,6 +16,7 @@ from poolgrad.core import LARGE, CachedBlock, TensorSpec
 from poolgrad.interface import Buffer, with_memory
 
 Array = NDArray[Any]
+Maker = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # function and arguments
 
 # The attributes of NumPy arrays that form a cache key.
 SPEC = TensorSpec(
@@ -117,11 +118,11 @@ def allocate(buffer: Buffer) -> Array:
     return memory.transpose([order.index(a) for a in range(len(order))])
 
 
-def maker(buffer: Buffer) -> Callable[[], Array]:
-    """Return a function that allocates the array of a buffer, as the kernels take it."""
+def maker(buffer: Buffer) -> Maker:
+    """Return a call that allocates the array of a buffer, as the kernels take it."""
     if buffer.dtype == "bfloat16":
         buffer = buffer._replace(dtype="uint16")
     shape, order, dtype = buffer.shape, buffer.order, np.dtype(buffer.dtype)
     if order == tuple(range(len(shape))) and buffer.elements * dtype.itemsize < LARGE:
-        return partial(np.empty, shape, dtype)
-    return partial(allocate, buffer)
+        return np.empty, (shape, dtype), {}
+    return allocate, (buffer,), {}

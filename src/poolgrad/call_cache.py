@@ -85,7 +85,7 @@ def recorded(run: Callable[[Any], None]) -> list[tuple[str, tuple[Any, ...]]]:
     return recorder.calls
 
 
-_Maker = Callable[[Buffer], Callable[[], Any]]
+_Maker = Callable[[Buffer], buffers.Maker]
 _Slots = tuple[object, ...]
 
 
@@ -114,7 +114,7 @@ def _bind(
     returned : int
         How many of the written arrays are the result; the others are temporary.
     maker : callable
-        Returns, for a buffer, the function that allocates such an array.
+        Returns, for a buffer, the call that allocates such an array.
     threads : callable
         Returns the number of threads.
     """

@@ -1,7 +1,6 @@
 """Interface to the compiled kernels: instruction sets, threads, memory, and plans of layouts.
 
-csrc/bindings/python/bindings.cpp defines the compiled module and describes its classes and
-functions.
+csrc/bindings/python/bindings.cpp defines the compiled module, its classes and functions.
 """
 
 # ruff: noqa: PLC0414 - the aliases mark what other modules import from here
@@ -12,7 +11,7 @@ import os
 from types import SimpleNamespace
 from typing import Any
 
-from poolgrad.windows import Axis, Layout, brief
+from poolgrad.windows import Layout, brief
 
 try:
     import poolgrad._kernels as _kernels  # noqa: PLR0402 - the package itself declares no module
@@ -187,16 +186,17 @@ def kernels_for(layout: Layout, inner: int, route_bits: int) -> _kernels.Plan:
     route_bits : int
         Bits of a packed route; 0 for whole bytes.
     """
-    axes = [axis_integers(axis) for axis in layout.window.axes]
-    shape, pooled = list(layout.in_shape), list(layout.pooled)
-    dtypes = (layout.dtype, layout.out_dtype)
-    return _kernels.Plan(axes, shape, pooled, inner, *dtypes, route_bits)
+    axes, dtypes = axis_integers(layout), (layout.dtype, layout.out_dtype)
+    return _kernels.Plan(axes, list(layout.in_shape), inner, *dtypes, route_bits)
 
 
-def axis_integers(axis: Axis) -> tuple[int, ...]:
-    """Flatten an axis to the integers that csrc/bindings/python/layout.hpp rebuilds it from."""
-    origin = axis.origin
-    return (
-        int(axis.kind), axis.size, axis.out, axis.kernel, axis.stride_or_bins, axis.lo, axis.hi,
-        axis.dilation, origin.first, origin.before, origin.inputs, origin.outputs,
-    )  # fmt: skip
+def axis_integers(layout: Layout) -> list[int]:
+    """Flatten the pooled axes to the integers of `AxisNumbers`, of csrc/bindings/layout.hpp."""
+    integers: list[int] = []
+    for at, axis in zip(layout.pooled, layout.window.axes, strict=True):
+        origin = axis.origin
+        integers += (
+            at, int(axis.kind), axis.size, axis.out, axis.kernel, axis.stride_or_bins, axis.lo,
+            axis.hi, axis.dilation, origin.first, origin.before, origin.inputs, origin.outputs,
+        )  # fmt: skip
+    return integers

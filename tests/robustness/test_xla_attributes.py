@@ -38,7 +38,6 @@ SELECT: dict[str, Any] = {
     "option": "max",
     "arrays": [0, result(0), result(1), NONE],
     "integers": [0],
-    "list": 0,
     "input": 0,
     "in_dtype": "float32",
     "out_dtype": "float32",
@@ -115,14 +114,13 @@ def test_attributes_that_fit() -> None:
         # the other arguments
         ({"integers": []}, "another number of integers"),
         ({"integers": [0, 1]}, "another number of integers"),
-        ({"list": 1}, "too long a list"),
         ({"kernel": "selected"}, "no such kernel"),
         ({"kernel": ""}, "no such kernel"),
         ({"kernel": "average"}, "another number of"),
         ({"option": "most"}, "no such selection"),
         ({"option": ""}, "another number of options"),
         # types
-        ({"list": "none"}, "attribute"),
+        ({"input": "none"}, "attribute"),
         ({"kernel": 3}, "attribute"),
         ({"axes": np.array(axes(), np.int32)}, "attribute|array data type"),
         ({"axes": np.array(axes(), np.float64)}, "attribute|array data type"),
@@ -166,23 +164,23 @@ def test_results_of_another_dtype(
 X, Y, R = ((3, 8), jnp.float32), ((3, 4), jnp.float32), ((3, 4), jnp.uint8)
 ONE, SEED = ((1,), jnp.float32), ((2,), jnp.uint32)
 Y0, Y1 = result(0), result(1)
-# kernel: option, arrays, integers, list, operands, results
-WITHOUT_SAMPLES: dict[str, tuple[str, list[int], list[int], int, list[Any], list[Any]]] = {
-    "draw": ("", [0, Y0, Y1, 1], [], 0, [X, SEED], [Y, R]),
-    "average": ("", [0, Y0], [1, 0], 0, [X], [Y]),
-    "average_backward": ("", [0, Y0], [1, 0], 0, [Y], [X]),
-    "mixed": ("", [0, 1, Y0, Y1, NONE], [1, 1], 0, [X, ONE], [Y, R]),
-    "mixed_backward": ("", [0, 1, 2, Y0], [1, 1], 0, [Y, ONE, R], [X]),
-    "nonlinear": ("soft", [0, 1, Y0, NONE], [1], 0, [X, ONE], [Y]),
-    "nonlinear_backward": ("soft", [0, 1, 2, 3, 4, 5, Y0], [1], 3, [Y, X, ONE, Y, Y, Y], [X]),
+# kernel: option, arrays, integers, operands, results
+WITHOUT_SAMPLES: dict[str, tuple[str, list[int], list[int], list[Any], list[Any]]] = {
+    "draw": ("", [0, Y0, Y1, 1], [], [X, SEED], [Y, R]),
+    "average": ("", [0, Y0], [1, 0], [X], [Y]),
+    "average_backward": ("", [0, Y0], [1, 0], [Y], [X]),
+    "mixed": ("", [0, 1, Y0, Y1, NONE], [1, 1], [X, ONE], [Y, R]),
+    "mixed_backward": ("", [0, 1, 2, Y0], [1, 1], [Y, ONE, R], [X]),
+    "nonlinear": ("soft", [0, 1, Y0, NONE, NONE, NONE, NONE], [1], [X, ONE], [Y]),
+    "nonlinear_backward": ("soft", [0, 1, 2, 3, 4, 5, Y0], [1], [Y, X, ONE, Y, Y, Y], [X]),
 }
 
 
 def without_samples(kernel: str, **changed: Any) -> Any:
-    option, arrays, integers, length, operands, results = WITHOUT_SAMPLES[kernel]
+    option, arrays, integers, operands, results = WITHOUT_SAMPLES[kernel]
     own = {"kernel": kernel, "option": option, "arrays": arrays, "integers": integers}
     whole = operands.index(X) if X in operands else result(0)
-    attributes = SELECT | own | {"list": length, "input": whole} | changed
+    attributes = SELECT | own | {"input": whole} | changed
     return call(attributes, *(jnp.ones(*o) for o in operands), results=results)
 
 
@@ -205,7 +203,7 @@ def call(kernel, option, arrays, integers, *operands):
         axes=[1, 0, 9, out, KERNEL, STRIDE, pad, pad, 1, 0, 0, 9, out],
     )
     attributes = {k: np.array(v, np.int64) for k, v in lists.items()}
-    numbers = dict(list=0, input=0, route_bits=0, inner_axis=-1)
+    numbers = dict(input=0, route_bits=0, inner_axis=-1)
     attributes |= {k: np.int64(v) for k, v in numbers.items()}
     attributes |= dict(kernel=kernel, option=option, in_dtype="float32", out_dtype="float32")
     made = [jax.ShapeDtypeStruct((3, out), d) for d in (jnp.float32, jnp.uint8)]
@@ -239,10 +237,11 @@ def test_routes_of_another_number() -> None:
         call(SELECT | own, gradient, routes, results=[((3, 8), jnp.float32)])
 
 
-@pytest.mark.parametrize("length", [4, 99999999, -1, 2**63 - 1])
-def test_lists_that_are_too_long(length: int) -> None:
-    with pytest.raises(Exception, match="too long a list"):
-        without_samples("nonlinear", list=length)
+@pytest.mark.parametrize("kind", ["soft", "lp"])
+def test_another_number_of_residuals(kind: str) -> None:
+    numbers = [0, 1, 2, 3, 4, NONE if kind == "soft" else 5, Y0]
+    with pytest.raises(Exception, match="another number of residuals"):
+        without_samples("nonlinear_backward", option=kind, arrays=numbers)
 
 
 def test_a_seed_of_another_shape() -> None:

@@ -232,18 +232,18 @@ def test_kinds_of_tensors(kind: TensorSpec) -> None:
 def test_bound_calls_replace_their_placeholders() -> None:
     seen = []
     x, y, threads = object(), object(), object()
-    call = (lambda *args: seen.append(args), (1, x, [y, 2, x], threads))
-    calls = BoundCalls((call, call), (x, y, threads), (lambda: "made",), lambda: 3, 1)
-    assert calls.run("given") == "made"
-    assert seen == [(1, "given", ["made", 2, "given"], 3)] * 2
+    call = (lambda *args: seen.append(args), (1, x, y, 2, x, threads))
+    made = [(int, (number,), {}) for number in (1, 2, 3)]
+    calls = BoundCalls((call, call), (x, y, threads), ((dict, (), {"made": 1}),), lambda: 3, 1)
+    assert calls.run("given") == {"made": 1}
+    assert seen == [(1, "given", {"made": 1}, 2, "given", 3)] * 2
     with pytest.raises(ValueError, match="number of arrays"):
         calls.run()
     with pytest.raises(ValueError, match="number of placeholders"):
-        BoundCalls((), (threads,), (list,), int, 1)
+        BoundCalls((), (threads,), made[:1], int, 1)
     for wrong in (0, 2):
         with pytest.raises(ValueError, match="number of results"):
-            BoundCalls((), (y, threads), (list,), int, wrong)
-    made = (lambda: 1, lambda: 2, lambda: 3)
+            BoundCalls((), (y, threads), made[:1], int, wrong)
     assert BoundCalls((), (object(), x, y, threads), made, int, 2).run() == (1, 2)
     assert BoundCalls((), (object(), x, y, threads), made, int, 1).run() == 1
 

@@ -1,9 +1,10 @@
 // Defines the Python module `_kernels`. src/poolgrad validates arguments; the checks in this folder
 // guard memory.
 #include "base/buffer_cache.hpp"
-#include "bindings/python/bound_regions.hpp"
+#include "bindings/plan.hpp"
 #include "bindings/python/call_cache.hpp"
-#include "bindings/python/plan.hpp"
+#include "bindings/python/gil.hpp"
+#include "bindings/regions.hpp"
 #include "choose.hpp"
 
 namespace poolgrad {
@@ -31,6 +32,33 @@ PyType_Slot block_slots[] = {
     {0, nullptr},
 };
 
+// The form in which Python passes a parameter of a kernel: enums are names.
+template <class T>
+using FromPython = std::conditional_t<std::is_enum_v<T>, const char*, T>;
+
+template <class T>
+T converted(FromPython<T> argument) {
+  if constexpr (std::is_enum_v<T>) return value_named<T>(argument);
+  else return argument;
+}
+
+// Adds a kernel as a method. The GIL is released, unless that would take longer than the kernel.
+template <class Self, class... Parameters>
+void add_kernel(nb::class_<Self>& type, const char* name,
+                void (Self::*kernel)(Parameters...) const) {
+  type.def(name, [kernel](const Self& self, FromPython<Parameters>... arguments) {
+    const WithoutGil released(self.is_long());
+    (self.*kernel)(converted<Parameters>(arguments)...);
+  });
+}
+
+// The windows along depth, height or width.
+const Axis& axis_of(const BoundPlan& self, std::size_t axis) {
+  const bool exists = axis <= 2 && self.plan().pooled_axes[axis] >= 0;
+  require(exists && !self.plan().axis[axis].fractional, "no such axis");
+  return self.plan().axis[axis];
+}
+
 }  // namespace
 
 NB_MODULE(_kernels_of_main, m) {
@@ -44,7 +72,6 @@ NB_MODULE(_kernels_of_main, m) {
   });
   m.def("algorithms", [] {
     std::vector<std::string> names;
-    names.reserve(kAlgorithms);
     for (int k = 0; k < kAlgorithms; ++k) names.emplace_back(name_of(static_cast<Algorithm>(k)));
     return names;
   });
@@ -86,8 +113,8 @@ NB_MODULE(_kernels_of_main, m) {
     }
   });
   nb::class_<TensorSpec>(m, "TensorSpec")
-      .def(nb::init<nb::type_object, nb::tuple, nb::tuple, nb::tuple, nb::tuple,
-                    const std::string&>(),
+      .def(nb::init<nb::type_object, TensorSpec::Objects, TensorSpec::Requirements,
+                    TensorSpec::Objects, TensorSpec::Requirements, const std::string&>(),
            nb::arg("type"), nb::arg("parts"), nb::arg("required"), nb::arg("global_state"),
            nb::arg("required_state"), nb::arg("protocol"))
       .def("key", &TensorSpec::key, nb::arg("args"), nb::arg("kwargs"))
@@ -98,57 +125,35 @@ NB_MODULE(_kernels_of_main, m) {
       .def("call_with", &TensorSpec::call_with, nb::arg("function"), nb::arg("arrays"),
            nb::arg("parts"));
   nb::class_<BoundCalls>(m, "BoundCalls")
-      .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::object, std::size_t>(), nb::arg("calls"),
-           nb::arg("placeholders"), nb::arg("allocators"), nb::arg("threads"), nb::arg("returned"))
+      .def(nb::init<const BoundCalls::Calls&, nb::tuple, const std::vector<AllocatorParts>&,
+                    nb::object, std::size_t>())
       .def("run", &BoundCalls::run);
-  nb::class_<BoundPlan>(m, "Plan")
-      .def(nb::init<const std::vector<std::vector<i64>>&, const std::vector<i64>&,
-                    const std::vector<int>&, int, const std::string&, const std::string&, int>())
-      .def("unpack_routes", &BoundPlan::unpack_routes)
-      .def("select", &BoundPlan::select, nb::arg("which"), nb::arg("x"), nb::arg("y"),
-           nb::arg("routes").none(), nb::arg("zero_ties"), nb::arg("samples").none(),
-           nb::arg("threads"))
-      .def("draw", &BoundPlan::draw, nb::arg("x"), nb::arg("y"), nb::arg("routes").none(),
-           nb::arg("seed"), nb::arg("threads"))
-      .def("route_backward", &BoundPlan::route_backward, nb::arg("gy"), nb::arg("routes"),
-           nb::arg("gx"), nb::arg("samples").none(), nb::arg("threads"))
-      .def("route_jvp", &BoundPlan::route_jvp, nb::arg("t"), nb::arg("routes"), nb::arg("y"),
-           nb::arg("samples").none(), nb::arg("threads"))
-      .def("route_indices", &BoundPlan::route_indices, nb::arg("routes"), nb::arg("indices"),
-           nb::arg("samples").none(), nb::arg("threads"))
-      .def("split_winners", &BoundPlan::split_winners, nb::arg("which"), nb::arg("x"), nb::arg("y"),
-           nb::arg("winners"), nb::arg("samples").none(), nb::arg("threads"))
-      .def("split_backward", &BoundPlan::split_backward, nb::arg("gy"), nb::arg("winners"),
-           nb::arg("gx"), nb::arg("samples").none(), nb::arg("threads"))
-      .def("split_jvp", &BoundPlan::split_jvp, nb::arg("t"), nb::arg("winners"), nb::arg("y"),
-           nb::arg("samples").none(), nb::arg("threads"))
-      .def("unpool", &BoundPlan::unpool)
-      .def("unpool_backward", &BoundPlan::unpool_backward)
-      .def("average", &BoundPlan::average)
-      .def("average_backward", &BoundPlan::average_backward)
-      .def("mixed", &BoundPlan::mixed, nb::arg("x"), nb::arg("alpha"), nb::arg("count"),
-           nb::arg("count_padding"), nb::arg("y"), nb::arg("routes").none(),
-           nb::arg("sensitivity").none(), nb::arg("threads"))
-      .def("mixed_backward", &BoundPlan::mixed_backward)
-      .def("nonlinear", &BoundPlan::nonlinear, nb::arg("which"), nb::arg("x"), nb::arg("theta"),
-           nb::arg("count"), nb::arg("y"), nb::arg("residuals"), nb::arg("sensitivity").none(),
-           nb::arg("threads"))
-      .def("nonlinear_backward", &BoundPlan::nonlinear_backward)
-      .def("span", &BoundPlan::span)
-      .def("covering", &BoundPlan::covering_outputs)
-      .def_prop_ro("taps", &BoundPlan::taps)
-      .def_prop_ro("route_bytes", &BoundPlan::route_bytes);
-  nb::class_<BoundRegions>(m, "Regions")
-      .def(nb::init<const std::vector<i64>&, const std::vector<i64>&, const std::string&,
-                    ArraySource, double>(),
-           nb::arg("shape"), nb::arg("output_size"), nb::arg("dtype"), nb::arg("boxes"),
-           nb::arg("spatial_scale"))
-      .def_prop_ro("count", &BoundRegions::count)
-      .def("pool", &BoundRegions::pool)
-      .def("pool_backward", &BoundRegions::pool_backward)
-      .def("pool_gather", &BoundRegions::pool_gather)
-      .def("align", &BoundRegions::align)
-      .def("align_backward", &BoundRegions::align_backward);
+  nb::class_<BoundPlan> plan(m, "Plan");
+  plan.def(nb::init<const std::vector<i64>&, const std::vector<i64>&, i64, const std::string&,
+                    const std::string&, i64>())
+      .def("span",
+           [](const BoundPlan& self, std::size_t axis, i64 output) {
+             const Span s = span_of(axis_of(self, axis), output);
+             return std::tuple(s.begin, s.first_tap, s.taps, s.extent);
+           })
+      .def("covering",
+           [](const BoundPlan& self, std::size_t axis, i64 input) {
+             const Range r = covering(axis_of(self, axis), input);
+             return std::pair(r.lo, r.hi);
+           })
+      .def_prop_ro("taps", [](const BoundPlan& self) { return self.plan().taps; })
+      .def_prop_ro("route_bytes", [](const BoundPlan& self) { return self.plan().route_bytes; });
+  BoundPlan::each_kernel([&](const char* name, auto kernel) { add_kernel(plan, name, kernel); });
+  nb::class_<BoundRegions> regions(m, "Regions");
+  regions.def(nb::init<const std::vector<i64>&, const std::vector<i64>&, const std::string&, Input,
+                       double>(),
+              nb::arg("shape"), nb::arg("output_size"), nb::arg("dtype"), nb::arg("boxes"),
+              nb::arg("spatial_scale"));
+  add_kernel(regions, "pool", &BoundRegions::pool);
+  add_kernel(regions, "pool_backward", &BoundRegions::by_indices<true>);
+  add_kernel(regions, "pool_gather", &BoundRegions::by_indices<false>);
+  add_kernel(regions, "align", &BoundRegions::align<false>);
+  add_kernel(regions, "align_backward", &BoundRegions::align<true>);
 }
 
 }  // namespace poolgrad

@@ -2,18 +2,17 @@
 // other arguments.
 #pragma once
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <bit>
-#include <cstdint>
 #include <optional>
-#include <vector>
 
 #include "bindings/python/arrays.hpp"
 
 namespace poolgrad {
-namespace {
 
 // Collects new references and returns them as a tuple.
 class TupleBuilder {
@@ -66,32 +65,33 @@ class TupleBuilder {
 //   among `parts`. A tensor whose storage does not hold all its elements has no key.
 class TensorSpec {
  public:
-  TensorSpec(nb::type_object type, const nb::tuple& parts, const nb::tuple& required,
-             const nb::tuple& global_state, const nb::tuple& required_state,
-             const std::string& protocol)
-      : type_(std::move(type)), parts_(list_of(parts)), global_state_(list_of(global_state)) {
-    if (protocol == "by exchange" || protocol == "by attributes") {
-      reader_.emplace(protocol == "by exchange");
-      require(type_.is(reader_->type()), "this protocol is for tensors of PyTorch");
-    } else {
-      require(protocol == "by buffer", "no such protocol");
-    }
-    for (nb::handle pair : required) required_.push_back(requirement(pair));
-    for (nb::handle pair : required_state) required_state_.push_back(requirement(pair));
+  using Objects = std::vector<nb::object>;
+  using Requirements = std::vector<std::pair<nb::object, nb::object>>;
+
+  TensorSpec(nb::type_object type, Objects parts, Requirements required, Objects global_state,
+             Requirements required_state, const std::string& protocol)
+      : type_(std::move(type)),
+        parts_(std::move(parts)),
+        global_state_(std::move(global_state)),
+        required_(std::move(required)),
+        required_state_(std::move(required_state)) {
+    if (protocol == "by buffer") return;
+    reader_.emplace(protocol == "by exchange");
+    require(type_.is(reader_->type()), "this protocol is for tensors of PyTorch");
   }
 
   // A tuple that is equal for two calls only if they differ in nothing but the elements of the
   // array, their first argument. None if a call has no key.
   nb::object key(const nb::tuple& args, const nb::dict& kwargs) const {
-    CheckedTensors checked_tensors;
-    return key_of(args, kwargs, checked_tensors);
+    const CheckedTensors checked_tensors;
+    return key_of(args, kwargs);
   }
 
   // Looks the key of this call up in the cache and calls the cached function with the array.
   // Returns None if the cache has no entry.
   nb::object call(const nb::dict& cache, const nb::tuple& args, const nb::dict& kwargs) const {
-    CheckedTensors checked_tensors;
-    nb::object call_key = key_of(args, kwargs, checked_tensors);
+    const CheckedTensors checked_tensors;
+    nb::object call_key = key_of(args, kwargs);
     if (call_key.is_none()) return call_key;
     PyObject* found = PyDict_GetItemWithError(cache.ptr(), call_key.ptr());
     if (!found && PyErr_Occurred()) throw nb::python_error();
@@ -102,91 +102,66 @@ class TensorSpec {
 
   // The parts of the key that an array determines; None if it has no key.
   nb::object parts(nb::handle array) const {
+    const CheckedTensors checked_tensors;
     TupleBuilder key;
-    CheckedTensors checked_tensors;
-    return has_required_properties(array) && add_parts(array, key, checked_tensors) ? key.tuple()
-                                                                                    : nb::none();
+    return has_required_properties(array) && add_parts(array, key) ? key.tuple() : nb::none();
   }
 
   // Whether the fast path accepts this array; the size of its storage is not checked.
   bool is_supported(nb::handle array) const {
-    ExportedTensor exported;
-    return has_required_state() && has_required_properties(array) &&
-           (!reader_ || (has_memory(array, exported) && !reader_->is_negated(array)));
+    Array read;
+    return holds(required_state_) && has_required_properties(array) &&
+           (!reader_ || (has_memory(array, read) && !reader_->is_negated(array)));
   }
 
   // Whether each array has the given key parts; None accepts any array that has a key.
   bool have_parts(const nb::tuple& arrays, const nb::tuple& parts) const {
-    CheckedTensors checked_tensors;
-    return all_have_parts(arrays, parts, checked_tensors);
+    const CheckedTensors checked_tensors;
+    return all_have_parts(arrays, parts);
   }
 
   // Calls the function with the arrays if each has the given key parts; returns None otherwise.
   nb::object call_with(const nb::object& function, const nb::tuple& arrays,
                        const nb::tuple& parts) const {
-    CheckedTensors checked_tensors;
-    if (!all_have_parts(arrays, parts, checked_tensors)) return nb::none();
+    const CheckedTensors checked_tensors;
+    if (!all_have_parts(arrays, parts)) return nb::none();
     return checked(PyObject_CallObject(function.ptr(), arrays.ptr()));
   }
 
  private:
-  nb::object key_of(const nb::tuple& args, const nb::dict& kwargs,
-                    CheckedTensors& checked_tensors) const {
-    if (args.empty() || !has_required_properties(args[0]) || !has_required_state())
-      return nb::none();
+  nb::object key_of(const nb::tuple& args, const nb::dict& kwargs) const {
     TupleBuilder key;
-    if (!add_parts(args[0], key, checked_tensors)) return nb::none();
+    if (args.empty() || !has_required_properties(args[0]) || !holds(required_state_) ||
+        !add_parts(args[0], key)) {
+      return nb::none();
+    }
     for (const nb::object& state : global_state_) {
       if (!key.take(value_of(state).release().ptr())) return nb::none();
     }
     // Keys are unambiguous: each value follows its types, and the name of an argument is not a
     // type.
     for (std::size_t a = 1; a < args.size(); ++a) {
-      if (!add_value(args[a], key)) return nb::none();
+      if (!key.take(frozen(args[a], key))) return nb::none();
     }
     PyObject *next_name = nullptr, *next_value = nullptr;
     for (Py_ssize_t at = 0; PyDict_Next(kwargs.ptr(), &at, &next_name, &next_value);) {
       const nb::object name = nb::borrow(next_name), value = nb::borrow(next_value);
       if (Py_TYPE(name.ptr()) != &PyUnicode_Type || !key.add(name.ptr()) ||
-          !add_value(value, key)) {
+          !key.take(frozen(value, key))) {
         return nb::none();
       }
     }
     return key.tuple();
   }
 
-  struct Requirement {
-    nb::object property, value;
-  };
-
-  static std::vector<nb::object> list_of(const nb::tuple& from) {
-    std::vector<nb::object> list;
-    for (nb::handle item : from) list.push_back(nb::borrow(item));
-    return list;
-  }
-  static Requirement requirement(nb::handle pair) {
-    const nb::tuple both = nb::cast<nb::tuple>(pair);
-    return {nb::borrow(both[0]), nb::borrow(both[1])};
-  }
-
-  static nb::object value_of(const nb::object& property, nb::handle array) {
-    if (PyUnicode_Check(property.ptr())) {
-      return checked(PyObject_GetAttr(array.ptr(), property.ptr()));
+  // The value of a property of an array or, without one, of the global state.
+  static nb::object value_of(const nb::object& property, nb::handle array = {}) {
+    PyObject *const from = property.ptr(), *argument = array.ptr();
+    if (argument && PyUnicode_Check(from)) return checked(PyObject_GetAttr(argument, from));
+    if (PyTuple_Check(from)) {
+      return checked(PyObject_GetAttr(PyTuple_GetItem(from, 0), PyTuple_GetItem(from, 1)));
     }
-    PyObject* argument = array.ptr();
-    return checked(PyObject_Vectorcall(property.ptr(), &argument, 1, nullptr));
-  }
-  static nb::object value_of(const nb::object& property) {
-    if (!PyTuple_Check(property.ptr())) return checked(PyObject_CallNoArgs(property.ptr()));
-    PyObject* const pair = property.ptr();
-    return checked(PyObject_GetAttr(PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1)));
-  }
-  static bool fulfils(nb::handle array, const Requirement& requirement) {
-    try {
-      return equal(value_of(requirement.property, array), requirement.value);
-    } catch (nb::python_error&) {
-      return false;
-    }
+    return checked(PyObject_Vectorcall(from, &argument, argument ? 1 : 0, nullptr));
   }
   static bool equal(const nb::object& a, nb::handle b) {
     if (a.is(b)) return true;
@@ -194,67 +169,71 @@ class TensorSpec {
     if (result < 0) throw nb::python_error();
     return result == 1;
   }
-
-  bool all_have_parts(const nb::tuple& arrays, const nb::tuple& parts,
-                      CheckedTensors& checked_tensors) const {
-    if (arrays.size() != parts.size() || !has_required_state()) return false;
-    for (std::size_t a = 0; a < arrays.size(); ++a) {
-      if (!has_required_properties(arrays[a])) return false;
-      if (!has_parts(arrays[a], parts[a], checked_tensors)) return false;
-    }
-    return true;
-  }
-
-  bool add_parts(nb::handle array, TupleBuilder& key, CheckedTensors& checked_tensors) const {
-    if (reader_ ? !add_tensor(array, &key, checked_tensors)
-                : !key.take(layout_key_of_buffer(array))) {
+  static bool holds(const Requirements& required, nb::handle array = {}) {
+    try {
+      return std::all_of(required.begin(), required.end(), [&](const auto& each) {
+        return equal(value_of(each.first, array), each.second);
+      });
+    } catch (nb::python_error&) {
       return false;
     }
-    for (const nb::object& part : parts_) {
-      if (!key.take(value_of(part, array).release().ptr())) return false;
+  }
+  bool has_required_properties(nb::handle array) const {
+    return array.type().is(type_) && holds(required_, array);
+  }
+
+  bool all_have_parts(const nb::tuple& arrays, const nb::tuple& parts) const {
+    if (arrays.size() != parts.size() || !holds(required_state_)) return false;
+    for (std::size_t a = 0; a < arrays.size(); ++a) {
+      if (!has_required_properties(arrays[a])) return false;
+      Array read;
+      TupleBuilder key;
+      const bool found = parts[a].is_none()
+                             ? read_array(arrays[a], read)
+                             : add_parts(arrays[a], key) && equal(key.tuple(), parts[a]);
+      if (!found) return false;
     }
     return true;
   }
-  bool has_parts(nb::handle array, nb::handle expected, CheckedTensors& checked_tensors) const {
-    if (expected.is_none()) return !reader_ || add_tensor(array, nullptr, checked_tensors);
-    TupleBuilder key;
-    return add_parts(array, key, checked_tensors) && equal(key.tuple(), expected);
+
+  bool add_parts(nb::handle array, TupleBuilder& key) const {
+    Array read;
+    return read_array(array, read) && key.take(layout_key(read)) &&
+           std::all_of(parts_.begin(), parts_.end(), [&](const nb::object& part) {
+             return key.take(value_of(part, array).release().ptr());
+           });
   }
 
-  // Whether the kernels can read a tensor: it is aligned, and its storage holds all elements. Adds
-  // its layout to the key, if there is one.
-  bool add_tensor(nb::handle tensor, TupleBuilder* key, CheckedTensors& checked_tensors) const {
-    ExportedTensor exported;
-    if (!has_memory(tensor, exported) || !is_aligned(exported)) return false;
-    StoragePart part;
-    if (reader_->refusal(tensor, exported, part)) return false;
-    checked_tensors.add(tensor, exported, std::move(part));
-    return !key || key->take(layout_key_of_tensor(exported));
+  // Whether the kernels can read an array: it is aligned and, if it is a tensor, its storage holds
+  // all elements.
+  bool read_array(nb::handle array, Array& to) const {
+    if (reader_) {
+      StoragePart part;
+      if (!has_memory(array, to) || !to.is_aligned() || reader_->refusal(array, to, part)) {
+        return false;
+      }
+      CheckedTensors::add(array, to, std::move(part));
+      return true;
+    }
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_STRIDES) != 0) {
+      PyErr_Clear();
+      return false;
+    }
+    const bool is_readable = !read_buffer(buffer, to) && to.is_aligned();
+    PyBuffer_Release(&buffer);
+    return is_readable;
   }
   // Whether a tensor has memory; placeholders (fake and meta tensors) have none.
-  bool has_memory(nb::handle tensor, ExportedTensor& exported) const {
-    return reader_->read(tensor, exported) && exported.data;
+  bool has_memory(nb::handle tensor, Array& to) const {
+    return reader_->read(tensor, to) && to.data;
   }
 
-  bool has_required_properties(nb::handle array) const {
-    if (reinterpret_cast<PyObject*>(Py_TYPE(array.ptr())) != type_.ptr()) return false;
-    return std::all_of(required_.begin(), required_.end(),
-                       [&](const Requirement& each) { return fulfils(array, each); });
-  }
-  bool has_required_state() const {
-    return std::all_of(required_state_.begin(), required_state_.end(), [](const Requirement& each) {
-      return equal(value_of(each.property), each.value);
-    });
-  }
-
-  // Adds the types of the value and of its items, since True == 1, and then the value, with tuples
-  // in place of lists. Returns false for mutable values other than lists.
-  static bool add_value(nb::handle value, TupleBuilder& key) {
-    return key.take(frozen(value, key));
-  }
-  // A new reference to the value as part of a key, null if it has none. Adds the types to the key,
-  // which ends the recursion into a list that contains itself. The caller owns the value: a new
-  // tuple may start the garbage collector, whose finalizers may empty the list that holds it.
+  // A new reference to the value as part of a key, with tuples in place of lists; null for mutable
+  // values other than lists. Adds the types of the value and of its items to the key, since
+  // True == 1, which also ends the recursion into a list that contains itself. The caller owns the
+  // value, and a list is copied: a new tuple may start the garbage collector, whose finalizers may
+  // empty the list.
   static PyObject* frozen(nb::handle value, TupleBuilder& key) {
     PyTypeObject* const type = Py_TYPE(value.ptr());
     if (!key.add(reinterpret_cast<PyObject*>(type))) return nullptr;
@@ -268,63 +247,43 @@ class TensorSpec {
     }
     const bool is_list = type == &PyList_Type;
     if (!is_list && !PyTuple_Check(value.ptr())) return nullptr;
+    const nb::object copy =
+        is_list ? checked(PyList_AsTuple(value.ptr())) : nb::borrow<nb::object>(value);
     TupleBuilder items;
-    const Py_ssize_t count = is_list ? PyList_Size(value.ptr()) : PyTuple_Size(value.ptr());
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      const nb::object item =
-          nb::borrow(is_list ? PyList_GetItem(value.ptr(), i) : PyTuple_GetItem(value.ptr(), i));
-      if (!item) {  // the list has been shortened
-        PyErr_Clear();
-        return nullptr;
-      }
-      if (!items.take(frozen(item, key))) return nullptr;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(copy.ptr()); ++i) {
+      if (!items.take(frozen(PyTuple_GetItem(copy.ptr(), i), key))) return nullptr;
     }
     return items.tuple().release().ptr();
   }
 
   nb::object type_;
   std::optional<TensorReader> reader_;  // none: the buffer protocol
-  std::vector<nb::object> parts_, global_state_;
-  std::vector<Requirement> required_, required_state_;
+  Objects parts_, global_state_;
+  Requirements required_, required_state_;
 };
 
-// A function without arguments that allocates an array.
+using AllocatorParts = std::tuple<nb::object, nb::tuple, nb::dict>;  // function, arguments
+
+// A call that allocates an array.
 class Allocator {
  public:
-  // A `functools.partial` is taken apart: its own calls copy its keywords, and its members can be
-  // replaced.
-  explicit Allocator(nb::handle function) : function_(nb::borrow(function)) {
-    if (!function.type().is(partial())) return;
-    function_ = function.attr("func");
-    arguments_ = nb::cast<nb::tuple>(function.attr("args"));
-    const nb::object keywords = function.attr("keywords");
-    keywords_ = checked(PyDict_Copy(keywords.ptr()));
+  explicit Allocator(const AllocatorParts& parts)
+      : function_(std::get<0>(parts)), arguments_(std::get<1>(parts)) {
+    keywords_ = checked(PyDict_Copy(std::get<2>(parts).ptr()));
     if (TensorReader::is_allocation(function_)) tensors_ = TensorReader::usual();
   }
 
   // Adds a new tensor to the checked ones: its storage holds all its elements.
-  nb::object call(CheckedTensors& checked_tensors) const {
-    if (!arguments_) return checked(PyObject_CallNoArgs(function_.ptr()));
+  nb::object call() const {
     nb::object array = checked(PyObject_Call(function_.ptr(), arguments_.ptr(), keywords_.ptr()));
-    ExportedTensor exported;
-    if (tensors_ && tensors_->is_plain(array) && tensors_->read(array, exported)) {
-      checked_tensors.add(array, exported, {});
+    Array read;
+    if (tensors_ && array.type().is(tensors_->type()) && tensors_->read(array, read)) {
+      CheckedTensors::add(array, read, {});
     }
     return array;
   }
 
  private:
-  // Kept until the process ends. Not initialised by an import, which may run Python code: other
-  // threads, and calls of that code, would wait for the initialisation with the GIL.
-  static nb::handle partial() {
-    static PyObject* type = nullptr;
-    if (!type) {
-      const nb::object found = nb::module_::import_("functools").attr("partial");
-      type = Py_NewRef(found.ptr());
-    }
-    return type;
-  }
-
   nb::object function_, arguments_, keywords_;
   const TensorReader* tensors_ = nullptr;  // unless the function allocates other arrays
 };
@@ -332,108 +291,66 @@ class Allocator {
 // A recorded sequence of kernel calls, which is run with other arrays of the same layout.
 class BoundCalls {
  public:
-  // calls: (function, arguments) of each; placeholders: objects in the arguments, or in a list
-  // among them, that stand for the arrays of run(), for the arrays that `allocators` allocate and
-  // for the number of threads; returned: how many of the allocated arrays are the result
-  BoundCalls(const nb::tuple& calls, const nb::tuple& placeholders, const nb::tuple& allocators,
-             nb::object threads, std::size_t returned)
-      : threads_(std::move(threads)), returned_(returned) {
-    for (nb::handle allocator : allocators) allocators_.emplace_back(allocator);
-    if (returned < 1 || returned > allocators.size()) {
-      throw nb::value_error("another number of results is needed");
-    }
-    if (placeholders.size() < allocators.size() + 1 || placeholders.size() > kMaxArguments) {
-      throw nb::value_error("another number of placeholders is needed");
-    }
+  using Calls = std::vector<std::pair<nb::object, nb::tuple>>;
+
+  // calls: (function, arguments) of each; placeholders: objects among the arguments that stand for
+  // the arrays of run(), for the arrays that `allocators` allocate and for the number of threads;
+  // returned: how many of the allocated arrays are the result
+  BoundCalls(const Calls& calls, const nb::tuple& placeholders,
+             const std::vector<AllocatorParts>& allocators, nb::object threads,
+             std::size_t returned)
+      : threads_(std::move(threads)),
+        allocators_(allocators.begin(), allocators.end()),
+        returned_(returned) {
+    require(returned >= 1 && returned <= allocators.size(), "another number of results is needed");
+    require(placeholders.size() > allocators.size() && placeholders.size() <= kMaxArguments,
+            "another number of placeholders is needed");
     array_count_ = placeholders.size() - allocators.size() - 1;
-    for (nb::handle call : calls) {
-      const nb::tuple both = nb::cast<nb::tuple>(call);
-      const nb::tuple arguments = nb::cast<nb::tuple>(both[1]);
-      if (arguments.size() > kMaxArguments) throw nb::value_error("too many arguments");
-      calls_.push_back({nb::borrow(both[0]), {}});
-      for (nb::handle a : arguments) calls_.back().arguments.push_back(argument(a, placeholders));
+    for (const auto& [function, arguments] : calls) {
+      require(arguments.size() <= kMaxArguments, "too many arguments");
+      calls_.push_back({function, {}});
+      for (nb::handle value : arguments) {
+        std::size_t at = 0;
+        while (at < placeholders.size() && !value.is(placeholders[at])) ++at;
+        calls_.back().arguments.push_back({at, nb::borrow(value)});
+      }
     }
   }
 
   // Returns the first of the allocated arrays, or a tuple of them if several are the result.
   nb::object run(const nb::args& arrays) const {
-    if (arrays.size() != array_count_) throw nb::value_error("another number of arrays is needed");
+    require(arrays.size() == array_count_, "another number of arrays is needed");
     nb::object filled[kMaxArguments];
     std::size_t at = 0;
     for (nb::handle array : arrays) filled[at++] = nb::borrow(array);
-    CheckedTensors checked_tensors;
-    for (const Allocator& allocator : allocators_) {
-      filled[at++] = allocator.call(checked_tensors);
-    }
-    filled[at] = called(threads_, nullptr, 0);
+    const CheckedTensors checked_tensors;
+    for (const Allocator& allocator : allocators_) filled[at++] = allocator.call();
+    filled[at] = checked(PyObject_CallNoArgs(threads_.ptr()));
     for (const Call& call : calls_) {
-      nb::object lists[kMaxArguments];
       PyObject* arguments[kMaxArguments];
       std::size_t count = 0;
-      for (const Argument& a : call.arguments) {
-        if (a.is_list) lists[count] = list_of(a, filled);
-        arguments[count] = a.is_list ? lists[count].ptr() : of(a, filled).ptr();
-        ++count;
+      for (const Argument& each : call.arguments) {
+        arguments[count++] = (each.placeholder <= at ? filled[each.placeholder] : each.value).ptr();
       }
-      called(call.function, arguments, count);
+      checked(PyObject_Vectorcall(call.function.ptr(), arguments, count, nullptr));
     }
     if (returned_ == 1) return filled[array_count_];
-    PyObject* results = PyTuple_New(static_cast<Py_ssize_t>(returned_));
-    if (!results) throw nb::python_error();
-    for (std::size_t m = 0; m < returned_; ++m) {
-      PyTuple_SetItem(results, static_cast<Py_ssize_t>(m),
-                      filled[array_count_ + m].release().ptr());
-    }
-    return nb::steal(results);
+    TupleBuilder results;
+    for (std::size_t m = 0; m < returned_; ++m) results.add(filled[array_count_ + m].ptr());
+    return results.tuple();
   }
 
  private:
   static constexpr std::size_t kMaxArguments = 12;
 
-  // An argument: a placeholder, a value, or a list of both.
   struct Argument {
-    int placeholder = -1;
-    nb::object value;  // unless it is a placeholder
-    bool is_list = false;
-    std::vector<Argument> items;
+    std::size_t placeholder;  // its index; the number of placeholders if it is none
+    nb::object value;
   };
   struct Call {
     nb::object function;
     std::vector<Argument> arguments;
   };
-
-  static Argument argument(nb::handle from, const nb::tuple& placeholders, bool is_item = false) {
-    Argument result;
-    for (std::size_t h = 0; h < placeholders.size(); ++h) {
-      if (from.is(placeholders[h])) result.placeholder = static_cast<int>(h);
-    }
-    if (result.placeholder >= 0) return result;
-    result.value = nb::borrow(from);
-    if (PyList_Check(from.ptr())) {
-      result.is_list = true;
-      if (is_item) throw nb::value_error("a list among the arguments contains a list");
-      for (nb::handle item : nb::borrow<nb::list>(from)) {
-        result.items.push_back(argument(item, placeholders, true));
-      }
-    }
-    return result;
-  }
-
-  static const nb::object& of(const Argument& a, const nb::object* filled) {
-    return a.placeholder >= 0 ? filled[a.placeholder] : a.value;
-  }
-  static nb::object list_of(const Argument& a, const nb::object* filled) {
-    nb::list list;
-    for (const Argument& item : a.items) list.append(of(item, filled));
-    return list;
-  }
-
-  static nb::object called(const nb::object& function, PyObject* const* arguments,
-                           std::size_t count) {
-    PyObject* result = PyObject_Vectorcall(function.ptr(), arguments, count, nullptr);
-    if (!result) throw nb::python_error();
-    return nb::steal(result);
-  }
 
   nb::object threads_;
   std::vector<Allocator> allocators_;
@@ -441,5 +358,4 @@ class BoundCalls {
   std::vector<Call> calls_;
 };
 
-}  // namespace
 }  // namespace poolgrad

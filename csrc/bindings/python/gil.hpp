@@ -11,9 +11,6 @@
 namespace nb = nanobind;
 
 namespace poolgrad {
-namespace {
-
-inline constexpr int kMaxThreads = 1024;  // upper limit for a kernel
 
 // RAII guard: releases the GIL, if `release` is true. About ten times a second Python's signal
 // handlers run, so that Ctrl-C ends a long kernel: run_tasks() throws Interrupted, and Python's
@@ -55,5 +52,4 @@ class WithoutGil {
   std::optional<PollGuard> poll_;
 };
 
-}  // namespace
 }  // namespace poolgrad

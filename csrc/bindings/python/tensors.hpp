@@ -3,50 +3,31 @@
 
 #include <nanobind/nanobind.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <limits>
 #include <utility>
 
-#include "kernels.hpp"
+#include "bindings/array.hpp"
 #include "third_party/dlpack/dlpack.h"
 
 namespace nb = nanobind;
 
 namespace poolgrad {
-namespace {
-
-inline char* first_element(const DLTensor& tensor) {
-  return static_cast<char*>(tensor.data) + tensor.byte_offset;
-}
-
-// Bytes of an element.
-inline i64 element_size(const DLTensor& tensor) {
-  return i64{tensor.dtype.bits} / 8 * tensor.dtype.lanes;
-}
 
 // Bytes from the first element to the end of the last one; -1 if they cannot be counted.
-inline i64 extent(const DLTensor& tensor) {
-  i64 last = 0;
-  bool valid = true;
-  for (int a = 0; a < tensor.ndim; ++a) {
-    const i64 size = tensor.shape[a], stride = tensor.strides[a];
-    if (size == 0) return 0;
+inline i64 extent(const Array& array) {
+  if (array.elements == 0) return 0;
+  i64 last = 0, bytes = 0;
+  for (int a = 0; a < array.rank; ++a) {
+    const i64 size = array.shape[a], stride = array.strides[a];
     i64 distance = 0;
-    valid =
-        valid && size > 0 && stride >= 0 && !__builtin_mul_overflow(size - 1, stride, &distance);
-    valid = valid && !__builtin_add_overflow(last, distance, &last);
+    if (size < 0 || stride < 0 || __builtin_mul_overflow(size - 1, stride, &distance) ||
+        __builtin_add_overflow(last, distance, &last)) {
+      return -1;
+    }
   }
-  i64 bytes = 0;
-  valid = valid && last < std::numeric_limits<i64>::max();
-  return valid && !__builtin_mul_overflow(last + 1, element_size(tensor), &bytes) ? bytes : -1;
+  const bool valid = last < std::numeric_limits<i64>::max() &&
+                     !__builtin_mul_overflow(last + 1, array.itemsize, &bytes);
+  return valid ? bytes : -1;
 }
-
-// A tensor as DLPack describes it. Its shape and strides lie in `axes`: those of the tensor itself
-// may be freed by Python code that resizes it.
-struct ExportedTensor : DLTensor {
-  i64 axes[2][kMaxAxes];
-};
 
 inline nb::object checked(PyObject* value) {
   if (!value) throw nb::python_error();
@@ -121,51 +102,42 @@ class TensorReader {
   }
 
   nb::handle type() const { return type_; }
-  // Whether an object is a tensor of no subclass.
-  bool is_plain(nb::handle object) const { return object.type().is(type_); }
+
   // Whether the elements are negated when they are read.
   bool is_negated(nb::handle tensor) const { return nb::cast<bool>(value_of(is_neg_, tensor)); }
 
   // False if the tensor cannot be exported or is not in this machine's memory.
-  bool read(nb::handle tensor, ExportedTensor& to) const {
+  bool read(nb::handle tensor, Array& to) const {
     try {
-      if (!(export_ ? read_exported(tensor, to) : read_attributes(tensor, to))) {
-        PyErr_Clear();
-        return false;
-      }
-      return to.device.device_type == kDLCPU;
-    } catch (nb::python_error&) {  // a tensor without memory
-      return false;
-    } catch (std::bad_cast&) {  // symbolic sizes
-      return false;
+      if (export_ ? read_exported(tensor, to) : read_attributes(tensor, to)) return true;
+      PyErr_Clear();
+    } catch (const std::exception&) {  // a tensor without memory, or with symbolic sizes
     }
+    return false;
   }
 
   // Why a kernel cannot use the memory of an exported tensor; null if it can. Storages can be freed
   // and shrunk, and zero tensors have none: their address is their offset.
   // Where it can, `part` becomes the part of the storage that the elements lie in.
-  const char* refusal(nb::handle tensor, const DLTensor& exported, StoragePart& part) const {
+  const char* refusal(nb::handle tensor, const Array& array, StoragePart& part) const {
     if (is_negated(tensor)) return "a tensor has a negative bit";
-    const i64 needed = extent(exported);
-    if (needed == 0 || holds(tensor, exported, needed, part)) return nullptr;
+    const i64 needed = extent(array);
+    if (needed == 0) return nullptr;
+    try {
+      part.storage = value_of(storage_, tensor);
+      const auto begin = nb::cast<std::uintptr_t>(value_of(storage_address_, part.storage));
+      const auto address = reinterpret_cast<std::uintptr_t>(array.data);
+      if (needed > 0 && begin != 0 && address >= begin &&
+          !__builtin_add_overflow(address - begin, needed, &part.end) && part.is_held()) {
+        return nullptr;
+      }
+    } catch (nb::python_error&) {  // a storage without memory
+    }
     return "a tensor has no memory for all its elements: it is a zero tensor, or its storage was "
            "freed or shrunk";
   }
 
  private:
-  // Whether the storage holds these bytes of a tensor.
-  bool holds(nb::handle tensor, const DLTensor& exported, i64 needed, StoragePart& part) const {
-    try {
-      part.storage = value_of(storage_, tensor);
-      const auto begin = nb::cast<std::uintptr_t>(value_of(storage_address_, part.storage));
-      const auto address = reinterpret_cast<std::uintptr_t>(first_element(exported));
-      return needed > 0 && begin != 0 && address >= begin &&
-             !__builtin_add_overflow(address - begin, needed, &part.end) && part.is_held();
-    } catch (nb::python_error&) {  // a storage without memory
-      return false;
-    }
-  }
-
   // Null if the type of tensors has none.
   DLPackDLTensorFromPyObjectNoSync export_function() const {
     if (!nb::hasattr(type_, kExchange)) return nullptr;
@@ -181,33 +153,27 @@ class TensorReader {
     return PyType_IsSubtype(Py_TYPE(object.ptr()), reinterpret_cast<PyTypeObject*>(type_.ptr()));
   }
 
-  bool read_exported(nb::handle tensor, ExportedTensor& to) const {
-    if (export_(tensor.ptr(), &to) != 0 || to.ndim > kMaxAxes) return false;
-    if (to.ndim > 0 && !to.strides) return false;
-    std::copy_n(to.shape, to.ndim, to.axes[0]);
-    std::copy_n(to.strides, to.ndim, to.axes[1]);
-    to.shape = to.axes[0];
-    to.strides = to.axes[1];
+  // Copies shape and strides: those of the tensor itself may be freed by Python code that resizes
+  // it.
+  bool read_exported(nb::handle tensor, Array& to) const {
+    DLTensor from;
+    if (export_(tensor.ptr(), &from) != 0 || from.device.device_type != kDLCPU) return false;
+    if (from.ndim > 0 && !from.strides) return false;
+    if (from.data) to.data = static_cast<char*>(from.data) + from.byte_offset;
+    to.itemsize = i64{from.dtype.bits} / 8 * from.dtype.lanes;
+    to.type = from.dtype.code | from.dtype.bits << 8 | i64{from.dtype.lanes} << 16;
+    for (int a = 0; a < from.ndim; ++a) to.add_axis(from.shape[a], from.strides[a]);
     return true;
   }
 
-  bool read_attributes(nb::handle tensor, ExportedTensor& to) const {
+  bool read_attributes(nb::handle tensor, Array& to) const {
     if (!nb::cast<bool>(value_of(is_cpu_, tensor))) return false;
     const nb::tuple sizes = nb::cast<nb::tuple>(value_of(shape_, tensor)),
                     strides = nb::cast<nb::tuple>(value_of(strides_, tensor));
-    if (sizes.size() != strides.size() || sizes.size() > kMaxAxes) return false;
-    const auto bits = static_cast<std::uint8_t>(8 * nb::cast<i64>(value_of(itemsize_, tensor)));
-    const auto address = nb::cast<std::uintptr_t>(value_of(address_, tensor));
-    to.data = reinterpret_cast<void*>(address);
-    to.byte_offset = 0;
-    to.device = {kDLCPU, 0};
-    to.dtype = {kDLOpaqueHandle, bits, 1};
-    to.ndim = static_cast<int>(sizes.size());
-    to.shape = to.axes[0];
-    to.strides = to.axes[1];
-    for (std::size_t a = 0; a < sizes.size(); ++a) {
-      to.axes[0][a] = nb::cast<i64>(sizes[a]);
-      to.axes[1][a] = nb::cast<i64>(strides[a]);
+    to.itemsize = to.type = nb::cast<i64>(value_of(itemsize_, tensor));
+    to.data = reinterpret_cast<char*>(nb::cast<std::uintptr_t>(value_of(address_, tensor)));
+    for (std::size_t a = 0; a < sizes.size() && a < strides.size(); ++a) {
+      to.add_axis(nb::cast<i64>(sizes[a]), nb::cast<i64>(strides[a]));
     }
     return true;
   }
@@ -230,27 +196,26 @@ class TensorReader {
 // RAII guard: the tensors of a cached call, whose addresses need not be compared a second time.
 class CheckedTensors {
  public:
-  CheckedTensors() = default;
+  CheckedTensors() : outer_(std::exchange(innermost, this)) {}
   CheckedTensors(const CheckedTensors&) = delete;
   CheckedTensors& operator=(const CheckedTensors&) = delete;
-  ~CheckedTensors() {
-    if (count_ > 0) innermost = outer_;
-  }
+  ~CheckedTensors() { innermost = outer_; }
 
-  // Adds a tensor whose storage holds all elements. The caller keeps it alive.
-  void add(nb::handle tensor, const DLTensor& exported, StoragePart part) {
-    if (count_ == kMost) return;
-    if (count_ == 0) outer_ = std::exchange(innermost, this);
-    entries_[count_++] = {tensor.ptr(), first_element(exported), extent(exported), std::move(part)};
+  // Adds a tensor whose storage holds all elements to the innermost guard. The caller keeps the
+  // tensor alive.
+  static void add(nb::handle tensor, const Array& array, StoragePart part) {
+    if (innermost->count_ == kMost) return;
+    Entry& entry = innermost->entries_[innermost->count_++];
+    entry = {tensor.ptr(), array.data, extent(array), std::move(part)};
   }
   // Whether a tensor was added and has not changed since. A storage that a finalizer resized twice
   // may have its former address, and be smaller.
-  static bool contain(nb::handle tensor, const DLTensor& exported) {
+  static bool contain(nb::handle tensor, const Array& array) {
     for (const CheckedTensors* guard = innermost; guard; guard = guard->outer_) {
       for (int e = 0; e < guard->count_; ++e) {
         const Entry& entry = guard->entries_[e];
-        if (entry.tensor == tensor.ptr() && entry.address == first_element(exported) &&
-            entry.bytes == extent(exported) && entry.part.is_held()) {
+        if (entry.tensor == tensor.ptr() && entry.address == array.data &&
+            entry.bytes == extent(array) && entry.part.is_held()) {
           return true;
         }
       }
@@ -266,12 +231,11 @@ class CheckedTensors {
     StoragePart part;
   };
   static constexpr int kMost = 12;
-  static inline thread_local const CheckedTensors* innermost = nullptr;
+  static inline thread_local CheckedTensors* innermost = nullptr;
 
   Entry entries_[kMost];
   int count_ = 0;
-  const CheckedTensors* outer_ = nullptr;
+  CheckedTensors* outer_;
 };
 
-}  // namespace
 }  // namespace poolgrad

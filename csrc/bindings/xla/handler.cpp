@@ -13,13 +13,14 @@ nanobind::object xla_handler() { return nanobind::none(); }
 #include <sys/mman.h>
 
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <tuple>
 #include <utility>
 
-#include "bindings/python/plan.hpp"
+#include "bindings/plan.hpp"
 #include "xla/ffi/api/ffi.h"
 
 namespace poolgrad {
@@ -27,135 +28,98 @@ namespace {
 
 namespace ffi = xla::ffi;
 
+i64 bytes_of(const Array& array) { return array.elements * array.itemsize; }
+
 // Requests huge pages for a result that has no pages yet, to save page faults.
-void prefer_huge_pages(const XlaArray& result) {
+void prefer_huge_pages([[maybe_unused]] const Array& result) {
 #ifdef MADV_HUGEPAGE
   constexpr std::uintptr_t page = std::uintptr_t{1} << 21;
   const auto begin = reinterpret_cast<std::uintptr_t>(result.data);
-  const auto end = begin + static_cast<std::uintptr_t>(result.bytes());
-  const std::uintptr_t first = (begin + page - 1) / page * page, last = end / page * page;
+  const auto size = static_cast<std::uintptr_t>(bytes_of(result));
+  const std::uintptr_t last = (begin + size) / page * page;
   unsigned char resident = 0;
-  if (first < last && mincore(reinterpret_cast<void*>(last - page), 1, &resident) == 0 &&
+  if (begin + page <= last && mincore(reinterpret_cast<void*>(last - page), 1, &resident) == 0 &&
       !resident) {
-    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+    advise_huge_pages(result.data, size);
   }
-#else
-  static_cast<void>(result);
 #endif
 }
 
-// The arrays that XLA passes to a call.
-struct XlaArrays {
-  std::vector<XlaArray> operands, results;
+constexpr i64 kNone = -1;  // the number of an array that is not passed
 
-  // number: k: operand k; -1: none; -2 - k: result k
-  const XlaArray* find(i64 number) const {
-    if (number == -1) return nullptr;
-    const std::vector<XlaArray>& from = number >= 0 ? operands : results;
+// The arrays that XLA passes to a call: operands, then results.
+struct XlaArrays {
+  std::vector<Array> all;
+  std::size_t operands;
+
+  // number: k: operand k; -2 - k: result k
+  const Array& find(i64 number) const {
+    const std::size_t count = number >= 0 ? operands : all.size() - operands;
     const auto index = static_cast<std::uint64_t>(number >= 0 ? number : -2 - number);
-    if (index >= from.size()) {
+    if (number == kNone || index >= count) {
       throw std::invalid_argument("no such array: " + std::to_string(number));
     }
-    return &from[index];
+    return all[number >= 0 ? index : operands + index];
   }
 };
 
-XlaArray xla_array(const ffi::AnyBuffer& buffer, bool is_result) {
-  const auto shape = buffer.dimensions();
-  return {static_cast<char*>(buffer.untyped_data()),
-          static_cast<i64>(ffi::ByteWidth(buffer.element_type())), shape.begin(),
-          static_cast<int>(shape.size()), is_result};
+// A C-contiguous array that XLA owns.
+Array array_of(const ffi::AnyBuffer& buffer) {
+  Array array;
+  array.data = static_cast<char*>(buffer.untyped_data());
+  array.itemsize = static_cast<i64>(ffi::ByteWidth(buffer.element_type()));
+  for (i64 size : buffer.dimensions()) array.add_axis(size, 0);
+  i64 step = 1;
+  for (int a = array.rank; a-- > 0; step *= array.shape[a]) array.strides[a] = step;
+  return array;
 }
 
 // A stored program may allow XLA to place a result in the memory of an operand.
 void require_disjoint(const XlaArrays& arrays) {
-  const auto overlap = [](const XlaArray& a, const XlaArray& b) {
-    return &a != &b && a.data < b.data + b.bytes() && b.data < a.data + a.bytes();
-  };
-  for (const XlaArray& result : arrays.results) {
-    for (const std::vector<XlaArray>* others : {&arrays.results, &arrays.operands}) {
-      for (const XlaArray& other : *others) {
-        if (overlap(result, other)) throw std::invalid_argument("a result overlaps another array");
-      }
+  for (std::size_t r = arrays.operands; r < arrays.all.size(); ++r) {
+    const Array& result = arrays.all[r];
+    for (const Array& other : arrays.all) {
+      const bool overlap =
+          result.data < other.data + bytes_of(other) && other.data < result.data + bytes_of(result);
+      require(&result == &other || !overlap, "a result overlaps another array");
     }
   }
 }
-
-using Integers = ffi::Span<const i64>;
-
-std::vector<i64> vector_of(Integers integers) { return {integers.begin(), integers.end()}; }
 
 // A call of a kernel in a compiled program: its attributes and its plan. XLA keeps one for each
 // call of a program, from the instantiate stage on. The first execution builds the plan, because
 // sizes may be unknown until a program is compiled (jax.export.symbolic_shape) and the instantiate
 // stage has no arrays.
-class KernelCall {
- public:
+struct KernelCall {
   static ffi::TypeId id;
 
-  std::string option;         // the selection or the weights, of kernels that compute several
+  int option = 0;             // the value of an enum, of kernels that compute several
   std::vector<i64> arrays;    // array arguments in order, see XlaArrays::find
   std::vector<i64> integers;  // bool and integer arguments in order
-  std::size_t list = 0;       // how many of the arrays form the argument that is a list
-  void (*execute)(const KernelCall&, const BoundPlan&, const XlaArrays&, int threads) = nullptr;
-
-  // input: the array that has the shape of the input; axes: for each pooled axis its position and
-  // the numbers of PlanLayout
-  KernelCall(i64 input, std::string_view in_dtype, std::string_view out_dtype, i64 route_bits,
-             i64 inner_axis, Integers axes)
-      : input_(input),
-        in_dtype_(in_dtype),
-        out_dtype_(out_dtype),
-        route_bits_(position(route_bits)),
-        inner_axis_(position(inner_axis)) {
-    constexpr std::size_t step = 1 + BoundPlan::kAxisNumbers;
-    if (axes.size() == 0 || axes.size() > 3 * step || axes.size() % step) {
-      throw std::invalid_argument("1 to 3 axes are pooled, each with 13 numbers");
-    }
-    for (const i64* axis = axes.begin(); axis != axes.end(); axis += step) {
-      pooled_.push_back(position(axis[0]));
-      axes_.emplace_back(axis + 1, axis + step);
-    }
-  }
+  i64 input;                  // the array that has the shape of the input
+  std::string in_dtype, out_dtype;
+  i64 route_bits, inner_axis;
+  std::vector<i64> axes;
+  std::function<void(const KernelCall&, const XlaArrays&, int threads)> run;
 
   const BoundPlan& plan(const XlaArrays& xla_arrays) const {
     std::call_once(planned_, [&] {
-      const XlaArray* input = xla_arrays.find(input_);
-      if (!input) throw std::invalid_argument("a call lacks an array of the input's shape");
-      const std::vector<i64> shape(input->shape, input->shape + input->rank);
-      plan_.emplace(axes_, shape, pooled_, inner_axis_, in_dtype_, out_dtype_, route_bits_);
-      plan_->use_without_gil();
+      require(input != kNone, "a call lacks an array of the input's shape");
+      const Array& like = xla_arrays.find(input);
+      const Shape shape(like.shape, static_cast<std::size_t>(like.rank));
+      plan_.emplace(axes, shape, inner_axis, in_dtype, out_dtype, route_bits);
     });
     return *plan_;
   }
 
  private:
-  // Converts a position to int. One that is out of range stays so: BoundPlan rejects it.
-  static int position(i64 number) {
-    return number < -1 || number > kMaxAxes ? kMaxAxes : static_cast<int>(number);
-  }
-
-  i64 input_;
-  std::string in_dtype_, out_dtype_;
-  int route_bits_, inner_axis_;
-  std::vector<int> pooled_;
-  std::vector<std::vector<i64>> axes_;
   mutable std::once_flag planned_;
   mutable std::optional<BoundPlan> plan_;
 };
 ffi::TypeId KernelCall::id = {};
 
-// Counts the arguments of each form that a kernel takes.
-template <class... Parameters>
-struct Arity {
-  template <class T>
-  static constexpr std::size_t count =
-      (std::size_t{std::is_same_v<std::decay_t<Parameters>, T>} + ...);
-  static constexpr std::size_t arrays = count<ArraySource> + count<std::uint64_t>;
-  static constexpr std::size_t integers = count<bool> + count<i64>;
-  static constexpr bool has_option = count<const char*> > 0;
-  static constexpr bool has_list = count<std::vector<ArraySource>> > 0;
-};
+template <class T>
+constexpr bool is_array = std::is_same_v<T, Input> || std::is_same_v<T, Output>;
 
 // Reads the arguments of one execution in order.
 class ArgumentReader {
@@ -165,37 +129,31 @@ class ArgumentReader {
 
   template <class T>
   T next() {
-    if constexpr (std::is_same_v<T, ArraySource>) {
-      return next_array();
-    } else if constexpr (std::is_same_v<T, std::vector<ArraySource>>) {
-      std::vector<ArraySource> list(call_.list);
-      for (ArraySource& source : list) source = next_array();
-      return list;
-    } else if constexpr (std::is_same_v<T, std::uint64_t>) {
-      return next_seed();
-    } else if constexpr (std::is_same_v<T, const char*>) {
-      return call_.option.c_str();
-    } else if constexpr (std::is_same_v<T, int>) {
-      return threads_;
-    } else {
-      return static_cast<T>(call_.integers[integer_++]);
-    }
+    if constexpr (is_array<T>) return next_array<T>();
+    else if constexpr (std::is_same_v<T, std::uint64_t>) return next_seed();
+    else if constexpr (std::is_enum_v<T>) return static_cast<T>(call_.option);
+    else if constexpr (std::is_same_v<T, int>) return threads_;
+    else return static_cast<T>(call_.integers[integer_++]);
   }
 
  private:
-  ArraySource next_array() {
-    const XlaArray* array = arrays_.find(call_.arrays[array_++]);
-    return array ? ArraySource(*array) : ArraySource();
+  template <class Reference>
+  Reference next_array() {
+    const i64 number = call_.arrays[array_++];
+    if (number == kNone) return {};
+    const Array& array = arrays_.find(number);
+    constexpr bool is_read = std::is_same_v<Reference, Input>;
+    require((number >= 0) == is_read, is_read ? "a result is read" : "an operand is written");
+    return Reference(array);
   }
 
   // A number of 64 bits in two halves, the lower one first.
   std::uint64_t next_seed() {
-    const XlaArray* array = next_array().xla();
-    if (!array || array->rank != 1 || array->shape[0] != 2 || array->itemsize != 4) {
-      throw std::invalid_argument("a seed must have two halves");
-    }
+    const Input seed = next_array<Input>();
     std::uint32_t halves[2];
-    std::memcpy(halves, array->data, sizeof halves);
+    const bool fits = seed && seed->rank == 1 && seed->shape[0] == 2 && seed->itemsize == 4;
+    require(fits, "a seed must have two halves");
+    std::memcpy(halves, seed->data, sizeof halves);
     return halves[0] | std::uint64_t{halves[1]} << 32;
   }
 
@@ -205,68 +163,62 @@ class ArgumentReader {
   std::size_t array_ = 0, integer_ = 0;
 };
 
-// Checks the number of arguments of a call and sets KernelCall::execute.
-using Bind = void (*)(KernelCall&);
-
-template <auto kernel, class... Parameters>
-void bind_kernel(void (BoundPlan::*)(Parameters...) const, KernelCall& call) {
-  using Needed = Arity<Parameters...>;
-  const auto require = [](bool valid, const char* message) {
-    if (!valid) throw std::invalid_argument(message);
+// Checks the number of arguments of a call, reads its option and sets KernelCall::run.
+template <class... Parameters>
+void bind_kernel(void (BoundPlan::*kernel)(Parameters...) const, std::string_view option,
+                 KernelCall& call) {
+  const auto count = [](auto... is_counted) { return (std::size_t{is_counted} + ...); };
+  const std::size_t arrays =
+      count(is_array<Parameters>...) + count(std::is_same_v<Parameters, std::uint64_t>...);
+  const std::size_t integers =
+      count(std::is_same_v<Parameters, bool>...) + count(std::is_same_v<Parameters, i64>...);
+  require(call.arrays.size() == arrays, "a call has another number of arrays");
+  require(call.integers.size() == integers, "a call has another number of integers");
+  require(option.empty() != (std::is_enum_v<Parameters> || ...),
+          "a call has another number of options");
+  const auto read_option = [&]<class T>(std::type_identity<T>) {
+    if constexpr (std::is_enum_v<T>) call.option = static_cast<int>(value_named<T>(option));
   };
-  require(call.list <= (Needed::has_list ? kMaxResiduals : 0), "a call has too long a list");
-  require(call.arrays.size() == Needed::arrays + call.list, "a call has another number of arrays");
-  require(call.integers.size() == Needed::integers, "a call has another number of integers");
-  require(call.option.empty() != Needed::has_option, "a call has another number of options");
-  call.execute = [](const KernelCall& self, const BoundPlan& plan, const XlaArrays& arrays,
-                    int threads) {
-    ArgumentReader reader(self, arrays, threads);
+  (read_option(std::type_identity<Parameters>{}), ...);
+  call.run = [kernel](const KernelCall& self, const XlaArrays& xla_arrays, int threads) {
+    ArgumentReader reader(self, xla_arrays, threads);
     // Braces evaluate from left to right.
-    const std::tuple<std::decay_t<Parameters>...> arguments{
-        reader.next<std::decay_t<Parameters>>()...};
-    std::apply([&](const auto&... each) { (plan.*kernel)(each...); }, arguments);
+    const std::tuple<const BoundPlan&, Parameters...> arguments{self.plan(xla_arrays),
+                                                                reader.next<Parameters>()...};
+    std::apply(kernel, arguments);
   };
 }
-template <auto kernel>
-void bind_kernel(KernelCall& call) {
-  bind_kernel<kernel>(kernel, call);
+
+// Reads an attribute: an integer, a text or a list of integers.
+template <class T>
+void read(const ffi::Dictionary& attributes, std::string_view name, T& to) {
+  using Stored =
+      std::conditional_t<std::is_same_v<T, std::string>, std::string_view,
+                         std::conditional_t<std::is_same_v<T, i64>, i64, ffi::Span<const i64>>>;
+  const ffi::ErrorOr<Stored> found = attributes.get<Stored>(name);
+  if (found.has_error()) throw std::invalid_argument(found.error().message());
+  if constexpr (std::is_same_v<T, i64>) to = *found;
+  else to.assign(found->begin(), found->end());
 }
 
-Bind kernel_named(std::string_view name) {
-  static constexpr std::pair<std::string_view, Bind> kKernels[] = {
-      {"select", bind_kernel<&BoundPlan::select>},
-      {"draw", bind_kernel<&BoundPlan::draw>},
-      {"route_backward", bind_kernel<&BoundPlan::route_backward>},
-      {"route_jvp", bind_kernel<&BoundPlan::route_jvp>},
-      {"split_winners", bind_kernel<&BoundPlan::split_winners>},
-      {"split_backward", bind_kernel<&BoundPlan::split_backward>},
-      {"split_jvp", bind_kernel<&BoundPlan::split_jvp>},
-      {"unpool", bind_kernel<&BoundPlan::unpool>},
-      {"unpool_backward", bind_kernel<&BoundPlan::unpool_backward>},
-      {"average", bind_kernel<&BoundPlan::average>},
-      {"average_backward", bind_kernel<&BoundPlan::average_backward>},
-      {"mixed", bind_kernel<&BoundPlan::mixed>},
-      {"mixed_backward", bind_kernel<&BoundPlan::mixed_backward>},
-      {"nonlinear", bind_kernel<&BoundPlan::nonlinear>},
-      {"nonlinear_backward", bind_kernel<&BoundPlan::nonlinear_backward>},
-  };
-  return value_named(kKernels, name, "kernel");
-}
-
-ffi::ErrorOr<std::unique_ptr<KernelCall>> instantiate(std::string_view kernel,
-                                                      std::string_view option, Integers arrays,
-                                                      Integers integers, i64 list, i64 input,
-                                                      std::string_view in_dtype,
-                                                      std::string_view out_dtype, i64 route_bits,
-                                                      i64 inner_axis, Integers axes) {
+ffi::ErrorOr<std::unique_ptr<KernelCall>> instantiate(ffi::Dictionary attributes) {
   try {
-    auto call =
-        std::make_unique<KernelCall>(input, in_dtype, out_dtype, route_bits, inner_axis, axes);
-    call->option = option;
-    call->arrays = vector_of(arrays);
-    call->integers = vector_of(integers);
-    call->list = static_cast<std::size_t>(list);
-    kernel_named(kernel)(*call);
+    auto call = std::make_unique<KernelCall>();
+    std::string kernel, option;
+    read(attributes, "kernel", kernel);
+    read(attributes, "option", option);
+    read(attributes, "arrays", call->arrays);
+    read(attributes, "integers", call->integers);
+    read(attributes, "input", call->input);
+    read(attributes, "in_dtype", call->in_dtype);
+    read(attributes, "out_dtype", call->out_dtype);
+    read(attributes, "route_bits", call->route_bits);
+    read(attributes, "inner_axis", call->inner_axis);
+    read(attributes, "axes", call->axes);
+    BoundPlan::each_kernel([&](const char* name, auto method) {
+      if (name == kernel) bind_kernel(method, option, *call);
+    });
+    if (!call->run) throw std::invalid_argument("no such kernel: " + kernel);
     return call;
   } catch (const std::exception& error) {
     return ffi::Unexpected(ffi::Error::InvalidArgument(error.what()));
@@ -276,41 +228,27 @@ ffi::ErrorOr<std::unique_ptr<KernelCall>> instantiate(std::string_view kernel,
 ffi::Error execute(const KernelCall* call, ffi::ThreadPool pool, ffi::RemainingArgs args,
                    ffi::RemainingRets rets) {
   try {
-    XlaArrays arrays;
-    arrays.operands.reserve(args.size());
-    arrays.results.reserve(rets.size());
+    XlaArrays arrays{{}, args.size()};
     for (std::size_t k = 0; k < args.size(); ++k) {
-      arrays.operands.push_back(xla_array(args.get<ffi::AnyBuffer>(k).value(), false));
+      arrays.all.push_back(array_of(args.get<ffi::AnyBuffer>(k).value()));
     }
     for (std::size_t k = 0; k < rets.size(); ++k) {
-      arrays.results.push_back(xla_array(*rets.get<ffi::AnyBuffer>(k).value(), true));
+      arrays.all.push_back(array_of(*rets.get<ffi::AnyBuffer>(k).value()));
+      prefer_huge_pages(arrays.all.back());
     }
     require_disjoint(arrays);
-    for (const XlaArray& result : arrays.results) prefer_huge_pages(result);
     // XLA's threads flush subnormal numbers to zero, which would change the maximum of such
     // numbers.
     const FloatingPointEnvironment environment(FE_DFL_ENV);
     const OwnThreads own_threads;
-    call->execute(*call, call->plan(arrays), arrays, static_cast<int>(pool.num_threads()));
+    call->run(*call, arrays, static_cast<int>(pool.num_threads()));
     return ffi::Error::Success();
   } catch (const std::exception& error) {
     return ffi::Error::InvalidArgument(error.what());
   }
 }
 
-XLA_FFI_DEFINE_HANDLER(instantiate_handler, instantiate,
-                       ffi::Ffi::BindInstantiate()
-                           .Attr<std::string_view>("kernel")
-                           .Attr<std::string_view>("option")
-                           .Attr<Integers>("arrays")
-                           .Attr<Integers>("integers")
-                           .Attr<i64>("list")
-                           .Attr<i64>("input")
-                           .Attr<std::string_view>("in_dtype")
-                           .Attr<std::string_view>("out_dtype")
-                           .Attr<i64>("route_bits")
-                           .Attr<i64>("inner_axis")
-                           .Attr<Integers>("axes"));
+XLA_FFI_DEFINE_HANDLER(instantiate_handler, instantiate, ffi::Ffi::BindInstantiate().Attrs());
 XLA_FFI_DEFINE_HANDLER(execute_handler, execute,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::State<KernelCall>>()
@@ -339,14 +277,14 @@ XLA_FFI_Error* with_state_type(XLA_FFI_CallFrame* frame) {
 }
 
 template <XLA_FFI_Handler* handler>
-nb::capsule capsule_of() {
-  return nb::capsule(reinterpret_cast<void*>(with_state_type<handler>));
+nanobind::capsule capsule_of() {
+  return nanobind::capsule(reinterpret_cast<void*>(with_state_type<handler>));
 }
 
 }  // namespace
 
-nb::object xla_handler() {
-  nb::dict stages;
+nanobind::object xla_handler() {
+  nanobind::dict stages;
   stages["instantiate"] = capsule_of<instantiate_handler>();
   stages["execute"] = capsule_of<execute_handler>();
   return stages;

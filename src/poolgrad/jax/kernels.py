@@ -145,27 +145,24 @@ def _run(name: str, arguments: Sequence[Any], whole: _Slot, ready: Prepared) -> 
         for a in arguments
         if a is not _THREADS
     ]
-    flat = [a for arg in args for a in (arg if isinstance(arg, list) else [arg])]
-    slots = dict.fromkeys(a for a in (whole, *flat) if isinstance(a, _Slot))
+    slots = dict.fromkeys(a for a in (whole, *args) if isinstance(a, _Slot))
     results = [s for s in slots if isinstance(s.array, ShapeDtypeStruct)]
     operands = [s for s in slots if s not in results]
     numbers: dict[_Slot | None, int] = {s: k for k, s in enumerate(operands)}
     numbers |= {s: -2 - k for k, s in enumerate(results)}
     numbers[None] = -1
-    axes = zip(layout.pooled, layout.window.axes, strict=True)
     made = jax.ffi.ffi_call(TARGET, [s.array for s in results])(
         *(s.array for s in operands),
         kernel=name,
         option=next((a for a in args if isinstance(a, str)), ""),
-        arrays=_integers(numbers[a] for a in flat if a is None or isinstance(a, _Slot)),
+        arrays=_integers(numbers[a] for a in args if a is None or isinstance(a, _Slot)),
         integers=_integers(a for a in args if isinstance(a, int)),
-        list=np.int64(sum(len(a) for a in args if isinstance(a, list))),
         input=np.int64(numbers[whole]),
         in_dtype=layout.dtype,
         out_dtype=layout.out_dtype,
         route_bits=np.int64(ready.route_bits),
         inner_axis=np.int64(ready.inner),
-        axes=_integers(n for axis, windows in axes for n in (axis, *axis_integers(windows))),
+        axes=_integers(axis_integers(layout)),
     )
     for slot, array in zip(results, made, strict=True):
         slot.array = array

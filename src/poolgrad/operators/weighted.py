@@ -100,18 +100,18 @@ class _Nonlinear(Operator):
     def residual(self, layout: Layout, options: Any) -> tuple[Buffer, ...]:
         return (per_output(layout, layout.sum_dtype),) * (self.kept + self.learned)
 
-    def _arguments(self, call: KernelCall) -> tuple[str, tuple[Any, int], list[Any]]:
-        parameter = call.operand or _ones(call.layout.sum_dtype)
-        return self.kernel(call.options), parameter, [*call.residual[: self.kept]]
+    def _arguments(self, call: KernelCall) -> tuple[str, tuple[Any, int], tuple[Any, ...]]:
+        kept = (*call.residual[: self.kept], None, None, None)[:3]
+        return self.kernel(call.options), call.operand or _ones(call.layout.sum_dtype), kept
 
     def forward(self, call: KernelCall) -> None:
         (name, parameter, kept), pool = self._arguments(call), call.kernels.nonlinear
         slope = call.residual[-1] if call.residual and self.learned else None
-        pool(name, call.source, *parameter, call.target, kept, slope, call.threads)
+        pool(name, call.source, *parameter, call.target, *kept, slope, call.threads)
 
     def vjp(self, call: KernelCall) -> None:
         (name, parameter, kept), pull = self._arguments(call), call.kernels.nonlinear_backward
-        pull(name, call.source, call.x, *parameter, kept, call.target, call.threads)
+        pull(name, call.source, call.x, *parameter, *kept, call.target, call.threads)
 
 
 def _finite(name: str, values: list[float]) -> None:

@@ -7,13 +7,14 @@ operators of `adapter` and PyTorch's dispatcher.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from poolgrad import call_cache
+from poolgrad.buffers import Maker
 from poolgrad.interface import Buffer, Request
 from poolgrad.operators import Prepared
 from poolgrad.torch import arrays
@@ -47,12 +48,12 @@ call_cache.LOOKUPS[Tensor] = call_cache.Lookup(call, key)
 _CPU = torch.empty(0, dtype=torch.float32, device="cpu")  # only its device is read
 
 
-def _maker(buffer: Buffer) -> Callable[[], Tensor]:
+def _maker(buffer: Buffer) -> Maker:
     if not arrays.small(buffer):
-        return partial(arrays.allocate, buffer, _CPU)
+        return arrays.allocate, (buffer, _CPU), {}
     shape, strides = buffer.shape, arrays.strides_of(buffer)  # known strides save time in PyTorch
-    dtype, device = DTYPES[buffer.dtype], _CPU.device
-    return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+    options = {"dtype": DTYPES[buffer.dtype], "device": _CPU.device}
+    return torch.empty_strided, (shape, strides), options
 
 
 def bound_call(request: Request, ready: Prepared, operands: Tensors) -> Callable[[Tensor], Any]:

@@ -227,27 +227,27 @@ class Kernels:
 
     @repeated
     def nonlinear(
-        self, which: str, x: Tensor, theta: Any, count: int, y: Tensor, residuals: list[Tensor],
-        slope: Tensor | None, threads: int,
+        self, which: str, x: Tensor, theta: Any, count: int, y: Tensor, a: Tensor | None,
+        b: Tensor | None, c: Tensor | None, slope: Tensor | None, threads: int,
     ) -> None:  # fmt: skip
-        """Fill outputs of a nonlinear operator, what backward needs, and the parameter's slope."""
+        """Fill outputs of a nonlinear operator, its residual (a, b, c), and the slope of theta."""
         parameter, numbers = self._parameter(theta, count, x)
         self._launch(
             nonlinear.nonlinear, view(x, self.layout), self.windows, y,
-            (parameter,), numbers=numbers, written=(*(*residuals, None, None, None)[:3], slope),
+            (parameter,), numbers=numbers, written=(a, b, c, slope),
             OPERATOR=which, SUM=sum_type(x.dtype),
-            KEEP=bool(residuals), SLOPE=slope is not None,
+            KEEP=a is not None, SLOPE=slope is not None,
         )  # fmt: skip
 
     @repeated
     def nonlinear_backward(
-        self, which: str, gy: Tensor, x: Tensor, theta: Any, count: int, residuals: list[Tensor],
-        gx: Tensor, threads: int,
+        self, which: str, gy: Tensor, x: Tensor, theta: Any, count: int, a: Tensor, b: Tensor,
+        c: Tensor | None, gx: Tensor, threads: int,
     ) -> None:  # fmt: skip
-        """Fill the gradient of the input of a nonlinear operator."""
+        """Fill the gradient of the input of a nonlinear operator from its residual (a, b, c)."""
         read = view(x, self.layout)
         parameter, numbers = self._parameter(theta, count, x)
-        kept = (*residuals, *residuals[-1:] * (3 - len(residuals)))
+        kept = (a, b, b if c is None else c)
         self._launch(
             nonlinear.nonlinear_backward, view(gy, self.layout), self.windows,
             gx, (read.tensor, parameter, *kept),
