@@ -56,16 +56,16 @@ POOLGRAD_LOOP void finish(Select which, T* y, R* routes, i64 n) {
   }
 }
 
-template <class T, bool WithRoutes, bool ZeroTies>
+template <class T, bool WithRoutes>
 struct SeparableState {
-  Separable<Max<T, WithRoutes, ZeroTies>> separable;
+  Separable<Max<T, WithRoutes>> separable;
   RowWriter<T> y;
   ValuesAndTaps<T> row;
 };
 
 // Computes a tile of one plane by separable filtering. has_empty: some windows hold no input.
-template <class T, bool WithRoutes, bool ZeroTies>
-void select_tile(const Plan& p, const Tile& tile, SeparableState<T, WithRoutes, ZeroTies>& state,
+template <class T, bool WithRoutes>
+void select_tile(const Plan& p, const Tile& tile, SeparableState<T, WithRoutes>& state,
                  Dense routes, i64 plane, Select which, bool has_empty) {
   const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
@@ -74,7 +74,7 @@ void select_tile(const Plan& p, const Tile& tile, SeparableState<T, WithRoutes, 
       const auto row = state.separable.row(od, oh, state.row);
       T* y = state.y.reserve(first, n, false);
       copy_rows(row.v, n, y, 1, n);
-      finish<Max<T, WithRoutes, ZeroTies>>(which, y, row.r, n);
+      finish<Max<T, WithRoutes>>(which, y, row.r, n);
       if (!WithRoutes) continue;
       if (has_empty) route_empty(p, tile, od, oh, row.r);
       store_routes(row.r, routes, first, n);
@@ -85,7 +85,7 @@ void select_tile(const Plan& p, const Tile& tile, SeparableState<T, WithRoutes, 
 // Per-task state of the two-dimensional van Herk/Gil-Werman method, for finite inputs.
 template <class T, bool WithRoutes>
 struct WideWindowsState {
-  using Op = Max<T, WithRoutes, false, false>;
+  using Op = Max<T, WithRoutes, false>;
 
   WideWindowsState(const Plan& p, const View& x, const Tile& tile, Dense to, bool negate,
                    Arena& arena)
@@ -131,7 +131,7 @@ bool wide_tile(const Plan& p, WideWindowsState<T, WithRoutes>& state, const char
                  T* y = values + strips.at(q, s);
                  prefetch(y + prefetch_distance);
                  auto best = negate ? opposites<T>(partial.best) : partial.best;
-                 auto best_tap = Op::shifted(partial.best_tap, -back);
+                 auto best_tap = partial.best_tap - back;
                  if (rectify) Op::rectify(best, best_tap);
                  store_first(y, best, lanes);
                  write_routes(q, s, best_tap, lanes);
@@ -215,7 +215,7 @@ void channels_last_rows(const Plan& p, const Tile& tile, SmallWindowsState<Op>& 
     auto to = state.buffer;
     if (in_place) {
       to = Op::target(state.y.reserve(first, n, false),
-                      state.with_routes ? state.routes.reserve(first, n, false) : nullptr, false);
+                      state.with_routes ? state.routes.reserve(first, n, false) : nullptr);
     }
     state.pixels.compute_all(state.windows, od, oh, rows, lo, hi, to, pitch);
     for (i64 q = 0; q < rows; ++q) {
@@ -228,15 +228,15 @@ void channels_last_rows(const Plan& p, const Tile& tile, SmallWindowsState<Op>& 
   }
 }
 
-// Computes a tile of one plane. zero_ties: tied inputs are routed nowhere (median only).
+// Computes a tile of one plane.
 template <class Op>
 void small_windows_tile(const Plan& p, const Tile& tile, SmallWindowsState<Op>& state,
-                        const char* inputs, i64 plane, Select which, bool zero_ties) {
+                        const char* inputs, i64 plane, Select which) {
   const i64 length = state.length(p, tile), block_rows = larger(1, state.blocked.rows());
   const auto write_rows = [&](i64 first, i64 n, auto&& compute) {
     auto* y = state.y.reserve(first, n, !state.blocked.rows());
     std::uint8_t* routes = state.with_routes ? state.routes.reserve(first, n) : nullptr;
-    compute(Op::target(y, routes, zero_ties));
+    compute(Op::target(y, routes));
     finish<Op>(which, y, routes, n);
   };
   if (state.narrow) {
@@ -288,7 +288,7 @@ void small_windows_tile(const Plan& p, const Tile& tile, SmallWindowsState<Op>& 
 // Computes all outputs.
 template <class Op>
 void small_windows(const Work& work, Algorithm algorithm, const View& x, Dense y, Dense routes,
-                   Select which, bool zero_ties) {
+                   Select which) {
   const Plan& p = *work.plan;
   const bool negate = which == Select::smallest;
   using State = SmallWindowsState<Op>;
@@ -299,8 +299,7 @@ void small_windows(const Work& work, Algorithm algorithm, const View& x, Dense y
       },
       [&](State& state, i64 plane, const Tile& tile) {
         state.start(plane_of(x, plane));
-        small_windows_tile(p, tile, state, plane_of(x, plane), plane * p.out_plane(), which,
-                           zero_ties);
+        small_windows_tile(p, tile, state, plane_of(x, plane), plane * p.out_plane(), which);
       },
       true);
 }
@@ -313,8 +312,8 @@ void small_windows_by_routes(const Work& work, Algorithm algorithm, const View& 
   using T = typename Routed::In;
   View from = x;
   if (sizeof(T) < 4) from.dtype = y.dtype = DtypeOf<T>::value;
-  if (routes.data) small_windows<Routed>(work, algorithm, from, y, routes, which, false);
-  else small_windows<Unrouted>(work, algorithm, from, y, routes, which, false);
+  if (routes.data) small_windows<Routed>(work, algorithm, from, y, routes, which);
+  else small_windows<Unrouted>(work, algorithm, from, y, routes, which);
 }
 
 }  // namespace poolgrad::inline POOLGRAD_ISA
