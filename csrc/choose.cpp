@@ -56,10 +56,8 @@ bool has_whole_rows(const Call& call) {
 
 bool always(const Call&) { return true; }
 
-// Whether a maximum has specialised code: not for float64, 32- and 64-bit integers, ties="zero".
-bool is_specialised(const Call& call) {
-  return !call.general_only && !is_wide(call.input.dtype) && !call.zero_ties;
-}
+// Whether a maximum has specialised code: not for float64, 32- and 64-bit integers.
+bool is_specialised(const Call& call) { return !call.general_only && !is_wide(call.input.dtype); }
 
 bool handles_plane_means(const Call& call) {
   const Plan& p = *call.plan;
@@ -289,8 +287,8 @@ constexpr TableRow kTable[] = {
     {Task::extreme, A::separable, always, always},
 
     {Task::median, A::sorting_network, handles_sorting_network, always},
-    {Task::median, A::window_selection, always, always},
-    {Task::draw, A::window_selection, always, always},
+    {Task::median, A::sliding_ranks, always, always},
+    {Task::draw, A::copied_windows, always, always},
 
     {Task::average, A::plane_means, handles_plane_means, always},
     {Task::average, A::register_blocked, handles_register_blocked_average,
@@ -301,8 +299,7 @@ constexpr TableRow kTable[] = {
     {Task::average, A::separable, always, always},
 
     {Task::nonlinear, A::unrolled, handles_unrolled_nonlinear, always},
-    {Task::nonlinear, A::separable, always, always},
-    {Task::mixed, A::separable, always, always},
+    {Task::nonlinear, A::copied_windows, always, always},
 
     {Task::routes_backward, A::register_blocked_backward, handles_register_blocked_backward,
      always},
@@ -332,8 +329,9 @@ constexpr const char* kNames[kAlgorithms] = {
     "transposed_planes",
     "column_sums",
     "separable",
+    "copied_windows",
     "sorting_network",
-    "window_selection",
+    "sliding_ranks",
     "plane_gradients",
     "register_blocked_backward",
     "register_blocked_channels_last_backward",

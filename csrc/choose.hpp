@@ -26,8 +26,9 @@ enum class Algorithm {
   transposed_planes,
   column_sums,
   separable,
+  copied_windows,
   sorting_network,
-  window_selection,
+  sliding_ranks,
   // backward
   plane_gradients,
   register_blocked_backward,
@@ -48,10 +49,9 @@ enum class Task {
   draw,
   average,
   nonlinear,
-  mixed,
   routes_backward,
   average_backward,
-  weights_backward,  // of nonlinear operators and of mixed pooling
+  weights_backward,  // of nonlinear operators
 };
 
 // How an array that is read lies in memory.
@@ -64,11 +64,10 @@ struct ArrayLayout {
 // A kernel call.
 struct Call {
   Task task;
-  const Plan* plan;        // flattened(), where the kernel flattens it
-  ArrayLayout input{};     // x, or the gradient of the output
-  ArrayLayout routes{};    // the routes that a backward pass reads
-  bool zero_ties = false;  // routes of tied inputs lead nowhere
-  bool negated = false;    // a minimum, computed as the maximum of the negated inputs
+  const Plan* plan;      // flattened(), where the kernel flattens it
+  ArrayLayout input{};   // x, or the gradient of the output
+  ArrayLayout routes{};  // the routes that a backward pass reads
+  bool negated = false;  // a minimum, computed as the maximum of the negated inputs
   int threads = 1;
   int vector_bytes = 16;      // vector size of the instruction set
   bool general_only = false;  // this instruction set is compiled without specialised algorithms
@@ -77,7 +76,7 @@ struct Call {
 // Limits of the code of the algorithms.
 inline constexpr i64 kMaxTaps = 64;                   // of a window: unrolled, register-blocked
 inline constexpr int kMaxSorted = 25;                 // of a window: sorting network
-inline constexpr i64 kMaxNonlinearTaps = 16;          // of a window: unrolled nonlinear operators
+inline constexpr i64 kMaxNonlinearTaps = kMaxTaps;    // of a window: unrolled nonlinear operators
 inline constexpr i64 kMaxVanHerkTaps = i64{1} << 13;  // of a window
 inline constexpr i64 kMaxTransposedBytes = i64{1} << 17;  // of a vector of planes
 inline constexpr i64 kMaxCopiedPlane = i64{1} << 12;      // elements: plane means

@@ -6,24 +6,24 @@
 #include "base/common.hpp"
 #include "forward/selecting_tiles.hpp"
 #include "forward/selecting_units.hpp"
+#include "forward/zero_ties.hpp"
 #include "geometry/partition.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
 namespace {
 
 // Separable filtering of the planes for which is_selected(plane) is true.
-template <class A, bool WithRoutes, bool ZeroTies, class IsSelected>
+template <class A, bool WithRoutes, class IsSelected>
 void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which,
             IsSelected&& is_selected) {
   const Plan& p = *work.plan;
   const bool negate = which == Select::smallest, has_empty = WithRoutes && has_empty_windows(p);
-  using State = SeparableState<A, WithRoutes, ZeroTies>;
+  using State = SeparableState<A, WithRoutes>;
   over_outputs(
       work,
       [&](const Tile& tile, Arena& a) {
         const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-        return State{
-            {p, x, tile, {negate}, {}, a}, {y, n, a}, Max<A, WithRoutes, ZeroTies>::take(a, n)};
+        return State{{p, x, tile, {negate}, {}, a}, {y, n, a}, Max<A, WithRoutes>::take(a, n)};
       },
       [&](State& state, i64 plane, const Tile& tile) {
         if (!is_selected(plane)) return;
@@ -32,14 +32,11 @@ void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which
       });
 }
 
-void forward(const Work& whole, Select which, const View& x, Dense y, Dense routes,
-             bool zero_ties) {
-  const Plan plan = flattened(*whole.plan, x);
-  const Work work{&plan, whole.threads};
-  if (which == Select::median) return select_median(work, x, y, routes, zero_ties);
-  const bool zero = zero_ties && routes.data && is_floating(x.dtype);  // integers have no gradient
+void select(const Work& work, Select which, const View& x, Dense y, Dense routes) {
+  const Plan& plan = *work.plan;
+  if (which == Select::median) return select_median(work, x, y, routes);
   Call call = call_of(Task::extreme, work, x);
-  call.zero_ties = zero, call.negated = which == Select::smallest;
+  call.negated = which == Select::smallest;
   const Algorithm algorithm = choose(call);
   // Planes that the specialised algorithm did not compute.
   std::unique_ptr<std::atomic<bool>[]> uncomputed;
@@ -64,10 +61,19 @@ void forward(const Work& whole, Select which, const View& x, Dense y, Dense rout
   const auto is_selected = [&](i64 plane) { return !uncomputed || uncomputed.get()[plane]; };
   by_order(x.dtype, [&](auto a) {
     using A = decltype(a);
-    if (!routes.data) reduce<A, false, false>(work, x, y, routes, which, is_selected);
-    else if (zero) reduce<A, true, kFloat<A>>(work, x, y, routes, which, is_selected);
-    else reduce<A, true, false>(work, x, y, routes, which, is_selected);
+    if (routes.data) reduce<A, true>(work, x, y, routes, which, is_selected);
+    else reduce<A, false>(work, x, y, routes, which, is_selected);
   });
+}
+
+void forward(const Work& whole, Select which, const View& x, Dense y, Dense routes,
+             bool zero_ties) {
+  const Plan plan = flattened(*whole.plan, x);
+  const Work work{&plan, whole.threads};
+  select(work, which, x, y, routes);
+  // Extremes of integers have no gradient.
+  const bool has_gradient = is_floating(x.dtype) || which == Select::median;
+  if (zero_ties && routes.data && has_gradient) route_ties_nowhere(work, x, y, routes);
 }
 
 void split_winners(const Work& work, Select which, const View& x, const View& y,

@@ -13,14 +13,12 @@ class SelectingOutput {
  public:
   using Target = typename Op::Target;
 
-  // zero_ties: tied inputs are routed nowhere (median only)
   SelectingOutput(const Plan& plan, const Tile& tile, Dense y, Dense routes, Select which,
-                  bool zero_ties, i64 longest, Arena& arena)
+                  i64 longest, Arena& arena)
       : p_(plan),
         tile_(tile),
         which_(which),
         with_routes_(routes.data),
-        zero_ties_(zero_ties),
         y_(y, longest, arena),
         routes_(routes, longest, arena) {}
 
@@ -29,7 +27,7 @@ class SelectingOutput {
   Target open(i64 od, i64 oh, i64, i64 at, i64 n, bool prefetches) {
     const i64 first = first_ + p_.output_index(od, oh, tile_.lo[2]) + at;
     return Op::target(y_.reserve(first, n, prefetches),
-                      with_routes_ ? routes_.reserve(first, n) : nullptr, zero_ties_);
+                      with_routes_ ? routes_.reserve(first, n) : nullptr);
   }
   void close(Target to, i64 n) { finish<Op>(which_, to.y, to.routes, n); }
 
@@ -37,7 +35,7 @@ class SelectingOutput {
   const Plan& p_;
   const Tile tile_;
   const Select which_;
-  const bool with_routes_, zero_ties_;
+  const bool with_routes_;
   RowWriter<typename Op::In> y_;
   RowWriter<std::uint8_t> routes_;
   i64 first_ = 0;  // output of the plane
@@ -45,7 +43,7 @@ class SelectingOutput {
 
 template <class Op>
 void small_windows(const Work& work, Algorithm algorithm, const View& x, Dense y, Dense routes,
-                   Select which, bool zero_ties) {
+                   Select which) {
   const Plan& p = *work.plan;
   const bool negate = which == Select::smallest;
   using Output = SelectingOutput<Op>;
@@ -54,7 +52,7 @@ void small_windows(const Work& work, Algorithm algorithm, const View& x, Dense y
       work,
       [&](const Tile& tile, Arena& arena) {
         return State(algorithm, p, x, tile, negate, arena, [&](i64 longest) {
-          return Output(p, tile, y, routes, which, zero_ties, longest, arena);
+          return Output(p, tile, y, routes, which, longest, arena);
         });
       },
       [&](State& state, i64 plane, const Tile&) {
@@ -72,8 +70,8 @@ void small_windows_by_routes(const Work& work, Algorithm algorithm, const View& 
   using T = typename Routed::In;
   View from = x;
   if (sizeof(T) < 4) from.dtype = y.dtype = DtypeOf<T>::value;
-  if (routes.data) small_windows<Routed>(work, algorithm, from, y, routes, which, false);
-  else small_windows<Unrouted>(work, algorithm, from, y, routes, which, false);
+  if (routes.data) small_windows<Routed>(work, algorithm, from, y, routes, which);
+  else small_windows<Unrouted>(work, algorithm, from, y, routes, which);
 }
 
 }  // namespace poolgrad::inline POOLGRAD_ISA

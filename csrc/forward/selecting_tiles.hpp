@@ -8,16 +8,16 @@
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
-template <class T, bool WithRoutes, bool ZeroTies>
+template <class T, bool WithRoutes>
 struct SeparableState {
-  Separable<Max<T, WithRoutes, ZeroTies>> separable;
+  Separable<Max<T, WithRoutes>> separable;
   RowWriter<T> y;
   ValuesAndTaps<T> row;
 };
 
 // Computes a tile of one plane by separable filtering. has_empty: some windows hold no input.
-template <class T, bool WithRoutes, bool ZeroTies>
-void select_tile(const Plan& p, const Tile& tile, SeparableState<T, WithRoutes, ZeroTies>& state,
+template <class T, bool WithRoutes>
+void select_tile(const Plan& p, const Tile& tile, SeparableState<T, WithRoutes>& state,
                  Dense routes, i64 plane, Select which, bool has_empty) {
   const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
@@ -26,7 +26,7 @@ void select_tile(const Plan& p, const Tile& tile, SeparableState<T, WithRoutes, 
       const auto row = state.separable.row(od, oh, state.row);
       T* y = state.y.reserve(first, n, false);
       std::copy(row.v, row.v + n, y);
-      finish<Max<T, WithRoutes, ZeroTies>>(which, y, row.r, n);
+      finish<Max<T, WithRoutes>>(which, y, row.r, n);
       if (!WithRoutes) continue;
       if (has_empty) route_empty(p, tile, od, oh, row.r);
       store_routes(row.r, routes, first, n);
@@ -37,7 +37,7 @@ void select_tile(const Plan& p, const Tile& tile, SeparableState<T, WithRoutes, 
 // Per-task state of the two-dimensional van Herk/Gil-Werman method, for finite inputs.
 template <class T, bool WithRoutes>
 struct WideWindowsState {
-  using Op = Max<T, WithRoutes, false, false>;
+  using Op = Max<T, WithRoutes, false>;
 
   WideWindowsState(const Plan& p, const View& x, const Tile& tile, Dense to, bool negate,
                    Arena& arena)
@@ -83,7 +83,7 @@ bool wide_tile(const Plan& p, WideWindowsState<T, WithRoutes>& state, const char
                  T* y = values + strips.at(q, s);
                  prefetch(y + prefetch_distance);
                  auto best = negate ? opposites<T>(partial.best) : partial.best;
-                 auto best_tap = Op::shifted(partial.best_tap, -back);
+                 auto best_tap = partial.best_tap - back;
                  if (rectify) Op::rectify(best, best_tap);
                  store_first(y, best, lanes);
                  write_routes(q, s, best_tap, lanes);

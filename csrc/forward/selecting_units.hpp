@@ -23,7 +23,7 @@ void select_wide(const Work&, Algorithm, Select, const View& x, Dense y, Dense r
                  std::atomic<bool>* uncomputed);
 
 // The median.
-void select_median(const Work&, const View& x, Dense y, Dense routes, bool zero_ties);
+void select_median(const Work&, const View& x, Dense y, Dense routes);
 
 // The random draw. Returns false, and writes nothing, if an input is not finite.
 bool select_draw(const Work&, const View& x, Dense y, Dense routes, const View& order,

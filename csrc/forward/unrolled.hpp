@@ -30,10 +30,6 @@ concept HasFixedSquares = requires { requires Op::kHasFixedSquares; };
 template <class Op>
 concept Heavy = requires { requires Op::kHeavy; };
 
-// Whether two vectors of outputs are computed at a time.
-template <class Op>
-concept StoresPairs = kSpecialised<typename Op::In> && requires { requires Op::kStoresPairs; };
-
 // Computes rows of outputs. Op provides `first`, `take` and `store` for the partial reduction of a
 // window, lane by lane. Target: pointers to the outputs. kPads: padding may be replaced by kFill,
 // which changes no result unless may_be_padding() returns true. kByLines: each line of taps is
@@ -273,16 +269,6 @@ class Unrolled {
       }
       return partial;
     };
-    if constexpr (StoresPairs<Op>) {
-      using V = Vec<T, kLanes>;
-      const Const<kLanes> w;
-      for (i64 i = 0; n >= 2 * kLanes && i < n; i += 2 * kLanes) {
-        const i64 at = smaller(i, n - 2 * kLanes);
-        auto one = partial_of(w, at), other = partial_of(w, at + kLanes);
-        Op::template store_pair<V>(to, at, one, other);
-      }
-      if (n >= 2 * kLanes) return;
-    }
     const auto compute = [&](auto w, i64 i) {
       auto partial = partial_of(w, i);
       if constexpr (Heavy<Op>) Op::template store<Vec<T, w()>>(to, i, partial, w);

@@ -25,15 +25,13 @@ struct ValuesAndTaps {
 
 // The maximum. A later input wins only if it is greater, so the first of equal inputs wins; a NaN
 // wins over everything before it, so the last NaN wins. WithRoutes: tap indices are computed, too.
-// ZeroTies: a window whose maximum occurs more than once is routed nowhere (ties="zero"). NaNs:
-// inputs may be NaN.
-template <class T, bool WithRoutes, bool ZeroTies, bool NaNs = kFloat<T>>
+// NaNs: inputs may be NaN.
+template <class T, bool WithRoutes, bool NaNs = kFloat<T>>
 struct Max {
   using In = T;
   using Row = ValuesAndTaps<T>;
 
-  static constexpr bool kIdempotent = !ZeroTies;
-  static constexpr bool kAnySize = ZeroTies;  // one loop for all group sizes, to save machine code
+  static constexpr bool kIdempotent = true;
   static constexpr bool kDoubles = true;
   static constexpr bool kRounds = false;  // merging in another order changes nothing
   static constexpr bool kNeedsFinite = kFloat<T> && !NaNs;  // an infinity may equal the fill
@@ -62,11 +60,9 @@ struct Max {
   template <class V, class P>
   static void keep_greater(V& best, P& best_tap, V value, P tap) {
     using Mask = std::make_signed_t<std::remove_cvref_t<decltype(best_tap[0])>>;
-    const auto mask = [](auto m) { return convert<Mask>(m); };
     auto wins = value > best;
     if constexpr (NaNs) wins |= value != value;
-    if constexpr (ZeroTies) best_tap = mask(value == best) ? P{} + kNowhere : best_tap;
-    if constexpr (WithRoutes) best_tap = mask(wins) ? tap : best_tap;
+    if constexpr (WithRoutes) best_tap = convert<Mask>(wins) ? tap : best_tap;
     best = wins ? value : best;
   }
 
@@ -82,11 +78,6 @@ struct Max {
     const auto zero = relu_is_zero(best);
     best = zero ? V{} : best;
     if constexpr (WithRoutes) best_tap = convert<Mask>(zero) ? P{} + kNowhere : best_tap;
-  }
-
-  template <class P>
-  static P shifted(P best_tap, u32 by) {
-    return ZeroTies ? (best_tap == kNowhere ? best_tap : best_tap + by) : best_tap + by;
   }
 
   // Partial reductions of W windows; tap indices are shifted when a partial reduction is loaded or
@@ -113,18 +104,18 @@ struct Max {
   }
   template <class C>
   static C shifted_back(C partial, u32 by) {
-    if constexpr (WithRoutes) partial.best_tap = shifted(partial.best_tap, -by);
+    if constexpr (WithRoutes) partial.best_tap -= by;
     return partial;
   }
   template <class C>
   static C load_partial(Row from, u32 by) {
     C partial{load<decltype(C::best)>(from.v), {}};
-    if constexpr (WithRoutes) partial.best_tap = shifted(load<decltype(C::best_tap)>(from.r), by);
+    if constexpr (WithRoutes) partial.best_tap = load<decltype(C::best_tap)>(from.r) + by;
     return partial;
   }
   template <class C>
   static void merge(C& partial, const C& later, u32 by = 0) {
-    keep_greater(partial.best, partial.best_tap, later.best, shifted(later.best_tap, by));
+    keep_greater(partial.best, partial.best_tap, later.best, later.best_tap + by);
   }
   template <class C>
   static void store_partial(Row to, const C& partial) {
@@ -155,7 +146,7 @@ struct Max {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T)), kPiece = 64 * W,
                   kAccumulators = 4;
     using V = Vec<T, W>;
-    if (ZeroTies || taps < kPiece) return reduce_lane_by_lane(to, from, taps, tap);
+    if (taps < kPiece) return reduce_lane_by_lane(to, from, taps, tap);
     V all = V{} + lowest<T>(), nan_check{};
     i64 piece = 0;
     for (i64 begin = 0; begin < taps; begin += kPiece) {
@@ -193,7 +184,7 @@ struct Max {
     if constexpr (WithRoutes) to.r[0] = tap + static_cast<u32>(t);
   }
 
-  // The same with NaNs and with ZeroTies: each lane reduces every W-th input, then a horizontal
+  // The same with NaNs: each lane reduces every W-th input, then a horizontal
   // reduction merges the lanes.
   POOLGRAD_LOOP static void reduce_lane_by_lane(Row to, const T* from, i64 taps, u32 tap) {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
@@ -215,9 +206,7 @@ struct Max {
       // the first of equal inputs wins, and the last of NaNs
       const bool before = value == winner && other < route;
       const bool after = value != value && winner != winner && other > route;
-      const bool shared = ZeroTies && value == winner;
       if (beaten || before || after) route = other;
-      if (shared) route = kNowhere;
       if (beaten) winner = value;
     };
     for (i64 j = 1; j < W; ++j) compare(best[j], best_tap[j]);
@@ -250,7 +239,7 @@ struct Max {
       using P = Vec<u32, w()>;
       const auto tap_at = [&](i64 t) {
         if constexpr (!WithRoutes) return P{};
-        else return shifted(load<P>(from[t].r + i), static_cast<u32>(tap + t * taps_per_row));
+        else return load<P>(from[t].r + i) + static_cast<u32>(tap + t * taps_per_row);
       };
       V best = load<V>(first ? from[0].v + i : to.v + i);
       P best_tap = first ? tap_at(0) : WithRoutes ? load<P>(to.r + i) : P{};
@@ -279,7 +268,7 @@ struct RegisterMax {
   using In = T;
   using Target = MaxTarget<T, WithRoutes>;
   static constexpr bool kByLines = false, kPads = true, kWithRoutes = WithRoutes;
-  static Target target(T* y, std::uint8_t* routes, bool) { return {y, routes}; }
+  static Target target(T* y, std::uint8_t* routes) { return {y, routes}; }
   static bool may_be_padding(Target to, i64 i) { return to.y[i] == Op::kFill; }
   static void clear(Target to, i64 n) {
     std::fill(to.y, to.y + n, Op::kFill);
@@ -320,7 +309,7 @@ struct SmallMax : RegisterMax<SmallMax<T, WithRoutes, NaNs>, T, WithRoutes> {
   }
   template <class V>
   static auto relu_is_zero(V value) {
-    return Max<T, WithRoutes, false>::relu_is_zero(value);
+    return Max<T, WithRoutes>::relu_is_zero(value);
   }
 
   // A sum of inputs is NaN if one of them is (or if infinities of both signs are among them).
@@ -336,7 +325,7 @@ struct SmallMax : RegisterMax<SmallMax<T, WithRoutes, NaNs>, T, WithRoutes> {
  private:
   template <class C, class V, class P>
   static void keep_greater(C& partial, V value, P tap) {
-    Max<T, WithRoutes, false, NaNs>::keep_greater(partial.best, partial.best_tap, value, tap);
+    Max<T, WithRoutes, NaNs>::keep_greater(partial.best, partial.best_tap, value, tap);
   }
 };
 

@@ -1,12 +1,11 @@
 // Computes reductions whose weights depend on the input: power mean, log-mean-exp, soft pooling and
-// the expected value of a draw. A partial reduction is the largest term m and sums of terms
-// relative to m, so that nothing overflows. Two of them can be merged, so the reductions are
-// separable. The partial reduction of a small window is computed from all of its inputs at once.
+// the expected value of a draw. Reads the inputs of a window twice: for the largest term m, then
+// for sums of terms relative to m, so that nothing overflows.
 #pragma once
 
 #include "kernels.hpp"
-#include "operators/sum.hpp"
 #include "simd/math.hpp"
+#include "simd/vector.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
@@ -49,9 +48,15 @@ Settings<A> make_settings(const Loops<A>* loops, NonlinearOp kind, const A* thet
   return {loops, theta, kind, whole, mean, sensitive, t, w, slope};
 }
 
+// The largest term of a window, and sums of terms relative to it.
 template <class V>
 struct ScaledSums {
   V m, s, t, w, h;
+
+  // Copies lane j of the sums of another window.
+  void set_lane(i64 j, const ScaledSums& from) {
+    m[j] = from.m[j], s[j] = from.s[j], t[j] = from.t[j], w[j] = from.w[j], h[j] = from.h[j];
+  }
 };
 
 // ScaledSums of powers and exponentials, with z <= 0 for each input and z = 0 for the largest:
@@ -71,54 +76,114 @@ POOLGRAD_INLINE Vec<A, W> second_order(const Exp<Vec<A, W>>& e) {
   return z < A(-0.5) ? z * e.value() - e.minus_one() : sum * z * z;
 }
 
-// Merges two partial reductions; hi has the larger m. e: the exponential of the difference of their
-// m; value: the same, or a more accurate one.
-template <class A, int W>
-ScaledSums<Vec<A, W>> merge_sums(ScaledSums<Vec<A, W>> hi, const ScaledSums<Vec<A, W>>& lo,
-                                 const Exp<Vec<A, W>>& e, Vec<A, W> value, const Settings<A>& set) {
-  using V = Vec<A, W>;
-  const V shifted = e.x * value, count = lo.s - lo.w;
-  hi.m = lo.m == lo.m ? hi.m : lo.m;  // propagates a NaN
-  hi.s += value * lo.s;
-  hi.t += value * lo.t + shifted * lo.s;
-  hi.w += value * lo.w + e.minus_one() * count;
-  if (set.h) hi.h += value * lo.h + shifted * lo.w + count * second_order<A, W>(e);
-  return hi;
+// The inputs of a vector of windows, one window a lane.
+template <class V, class N>
+struct WindowPerLane {
+  static constexpr bool kAcross = false;
+  static constexpr int kSums = 2;  // independent accumulators, which round less than one
+  V* x;
+  N n;  // may be a compile-time constant, so that the inputs may stay in registers
+
+  N count() const { return n; }
+  static V largest(V m) { return m; }
+  static V valid(i64, V value) { return value; }
+  static V total(const V (&sums)[kSums]) { return sums[0] + sums[1]; }
+};
+
+// The inputs of one window, across the lanes of vectors; the last lanes repeat an input. Inputs are
+// added in 64 bytes of accumulators on every machine, for the same rounding.
+template <class V, class A>
+struct WindowAcrossLanes {
+  static constexpr bool kAcross = true;
+  static constexpr int kSums = 64 / sizeof(V), W = sizeof(V) / sizeof(A);
+  V* x;
+  i64 inputs;
+  V lane = [] {
+    V all;
+    for (int j = 0; j < W; ++j) all[j] = static_cast<A>(j);
+    return all;
+  }();
+
+  i64 n = ceil_div(inputs, kSums* W) * kSums;  // vectors
+  i64 count() const { return inputs; }
+  static V largest(V m) {
+    A most = m[0];
+    for (int j = 1; j < W; ++j) most = m[j] > most ? m[j] : most;
+    return V{} + most;
+  }
+  // Zeroes lanes of vector t that repeat an input.
+  V valid(i64 t, V value) const {
+    return lane < static_cast<A>(smaller(W, inputs - t * W)) ? value : V{};
+  }
+  static V total(const V (&sums)[kSums]) {
+    V all[kSums];
+    for (int k = 0; k < kSums; ++k) all[k] = sums[k];
+    for (int half = kSums / 2; half > 0; half /= 2) {
+      for (int k = 0; k < half; ++k) all[k] += all[k + half];
+    }
+    for (int half = W / 2; half > 0; half /= 2) {
+      for (int j = 0; j < half; ++j) all[0][j] += all[0][j + half];
+    }
+    return V{} + all[0][0];
+  }
+};
+
+// Calls each(t, accumulator index) for vectors First ... n of the inputs.
+template <i64 First = 0, class V, class F>
+POOLGRAD_INLINE void each_input(const WindowPerLane<V, i64>& in, F&& each) {
+  i64 t = First;
+  for (; t + 2 <= in.n; t += 2) each(t, Const<0>{}), each(t + 1, Const<1>{});
+  if (t < in.n) each(t, Const<0>{});
+}
+template <i64 First = 0, class V, i64 N, class F>
+POOLGRAD_INLINE void each_input(const WindowPerLane<V, Const<N>>&, F&& each) {
+  [&]<i64... K>(std::integer_sequence<i64, K...>) __attribute__((always_inline)) {
+    (each(First + K, Const<K % 2>{}), ...);
+  }(std::make_integer_sequence<i64, N - First>{});
+}
+template <i64 First = 0, class V, class A, class F>
+POOLGRAD_INLINE void each_input(const WindowAcrossLanes<V, A>& in, F&& each) {
+  for (i64 t = 0; t < in.n; t += in.kSums) {
+    [&]<i64... K>(std::integer_sequence<i64, K...>) __attribute__((always_inline)) {
+      (each(t + K, Const<K>{}), ...);
+    }(std::make_integer_sequence<i64, WindowAcrossLanes<V, A>::kSums>{});
+  }
 }
 
-// Accumulates terms relative to a given m, alternately in two independent accumulators, which
-// rounds less than one accumulator. Until end(), s sums the scales of the exponentials and w their
-// remainders, so that each sum takes one addition.
-template <class V>
+// Accumulates terms relative to a given m. Until end(), s sums the scales of the exponentials and w
+// their remainders, so that each sum takes one addition.
+template <class A, class V, class Inputs>
 struct Terms {
-  ScaledSums<V> partial{}, other{};
+  static constexpr int W = sizeof(V) / sizeof(A);
+  const Inputs& in;
+  V s[Inputs::kSums]{}, t[Inputs::kSums]{}, w[Inputs::kSums]{}, h[Inputs::kSums]{};
 
-  ScaledSums<V>& at(Const<0>) { return partial; }
-  ScaledSums<V>& at(Const<1>) { return other; }
-
-  template <class A, int W, class Accumulator, class Set>
-  POOLGRAD_INLINE void add(Accumulator accumulator, const Exp<Vec<A, W>>& e, const Set& set) {
-    at(accumulator).s += e.scale;
-    at(accumulator).w += e.part;
-    if (set.t) at(accumulator).t += e.x * e.value();
-    if (set.h) at(accumulator).h += second_order<A, W>(e);
+  // Adds the exponentials of vector `at` of the inputs.
+  template <class Accumulator, class Set>
+  POOLGRAD_INLINE void add(i64 at, Accumulator k, Exp<V> e, const Set& set) {
+    if (set.h) h[k] += in.valid(at, second_order<A, W>(e));
+    e.scale = in.valid(at, e.scale);
+    e.part = in.valid(at, e.part);
+    s[k] += e.scale;
+    w[k] += e.part;
+    if (set.t) t[k] += e.x * e.value();
   }
   template <class Accumulator>
-  POOLGRAD_INLINE void add(Accumulator accumulator, V s, V t) {
-    at(accumulator).s += s;
-    at(accumulator).t += t;
+  POOLGRAD_INLINE void add(i64 at, Accumulator k, V to_s, V to_t) {
+    s[k] += in.valid(at, to_s);
+    t[k] += in.valid(at, to_t);
   }
 
   template <class Set>
   ScaledSums<V> end(V m, const Set&) const {
-    const V s = partial.s + other.s;
-    return {or_nan<Set>(m, s), s, partial.t + other.t, partial.w + other.w, partial.h + other.h};
+    const V all = in.total(s);
+    return {or_nan<Set>(m, all), all, in.total(t), in.total(w), in.total(h)};
   }
-  template <class A, class Set>
-  ScaledSums<V> end_sums(V m, A n, const Set& set) const {
+  template <class Set>
+  ScaledSums<V> end_exponentials(V m, const Set& set) const {
     ScaledSums<V> all = end(m, set);
     const V parts = all.w;
-    all.w += all.s - n;
+    all.w += all.s - static_cast<A>(in.count());
     all.s += parts;
     all.m = or_nan<Set>(m, all.s);
     return all;
@@ -132,100 +197,57 @@ struct Terms {
   }
 };
 
-// Calls each(term, accumulator index) for terms First ... n. If n is a compile-time constant, the
-// terms may stay in registers.
-template <i64 First, class F>
-POOLGRAD_INLINE void alternate(Const<First>, i64 n, F&& each) {
-  i64 t = First;
-  for (; t + 2 <= n; t += 2) each(t, Const<0>{}), each(t + 1, Const<1>{});
-  if (t < n) each(t, Const<0>{});
-}
-template <i64 First, i64 N, class F>
-POOLGRAD_INLINE void alternate(Const<First>, Const<N>, F&& each) {
-  [&]<i64... K>(std::integer_sequence<i64, K...>) __attribute__((always_inline)) {
-    (each(First + K, Const<K % 2>{}), ...);
-  }(std::make_integer_sequence<i64, N - First>{});
-}
-
-template <class V>
-void sort_by_maximum(ScaledSums<V>& hi, ScaledSums<V>& lo) {
-  const auto wrong = hi.m < lo.m;
-  const ScaledSums<V> a = hi, b = lo;
-  const auto exchange = [&](V ScaledSums<V>::* part) {
-    hi.*part = wrong ? b.*part : a.*part;
-    lo.*part = wrong ? a.*part : b.*part;
-  };
-  exchange(&ScaledSums<V>::m), exchange(&ScaledSums<V>::s), exchange(&ScaledSums<V>::t);
-  exchange(&ScaledSums<V>::w), exchange(&ScaledSums<V>::h);
-}
-
 // m = max |x|, z = p log(|x| / m)
 template <class A>
 struct Powers {
   static constexpr bool kInRegisters = false;
-  template <class V, i64 W>
-  static ScaledSums<V> partial_of(V x, V, Const<W>) {
-    return {x < A(0) ? -x : x, V{} + A(1), V{}, V{}, V{}};
-  }
-  template <class V, i64 W>
-  static ScaledSums<V> merge(ScaledSums<V> hi, ScaledSums<V> lo, V p, const Settings<A>& set,
-                             Const<W>) {
-    sort_by_maximum(hi, lo);
-    const auto equal = lo.m == hi.m;
-    if (set.whole && !set.t) {
-      hi.s += integer_power(equal ? V{} + A(1) : lo.m / hi.m, set.whole) * lo.s;
-      hi.m = lo.m == lo.m ? hi.m : lo.m;
-      return hi;
-    }
-    V z = p * log_ratio<A, W>(lo.m, hi.m);
-    z = equal ? V{} : lo.m == A(0) ? V{} - std::numeric_limits<A>::infinity() : z;
-    const Exp<V> e = exponentials<A, W>(z);
-    const V q = equal ? V{} + A(1) : lo.m / hi.m;
-    return merge_sums<A, W>(hi, lo, e, set.whole ? integer_power(q, set.whole) : e.value(), set);
-  }
-  template <class V, class N, class Set, i64 W>
-  POOLGRAD_INLINE static ScaledSums<V> all_at_once(V* x, N n, V p, const Set& set, Const<W>) {
+  template <class V, class Inputs, class Set>
+  POOLGRAD_INLINE static ScaledSums<V> reduce(const Inputs& in, V p, const Set& set) {
+    constexpr int W = sizeof(V) / sizeof(A);
+    V* x = in.x;
     V m{};
-    alternate(Const<0>{}, n, [&](i64 t, auto) __attribute__((always_inline)) {
+    each_input(in, [&](i64 t, auto) __attribute__((always_inline)) {
       x[t] = magnitude<A, W>(x[t]);
       m = x[t] > m ? x[t] : m;
     });
-    if (set.whole && !set.mean) return scaled_powers(x, n, m, p, set, Const<W>{});
-    Terms<V> terms, powers;
+    m = in.largest(m);
+    if (set.whole && !set.mean) return scaled_powers(in, m, p, set);
+    Terms<A, V, Inputs> terms{in}, powers{in};
     const bool by_log = !set.whole || set.w;
-    alternate(Const<0>{}, n, [&](i64 t, auto accumulator) __attribute__((always_inline)) {
+    each_input(in, [&](i64 t, auto k) __attribute__((always_inline)) {
       const auto equal = x[t] == m;
       if (set.whole) {
-        const V q = equal ? V{} + A(1) : x[t] / m, power = integer_power(q, set.whole);
-        powers.add(accumulator, power, V{});
+        const V q = equal ? V{} + A(1) : x[t] / m;
+        powers.add(t, k, integer_power(q, set.whole), V{});
       }
       if (by_log) {
         V z = p * log_ratio<A, W>(x[t], m);
         z = equal ? V{} : x[t] == A(0) ? V{} - std::numeric_limits<A>::infinity() : z;
-        terms.template add<A, W>(accumulator, exponentials<A, W>(z), set);
+        terms.add(t, k, exponentials<A, W>(z), set);
       }
     });
     if (!by_log) return powers.end(m, set);
-    ScaledSums<V> partial = terms.end_sums(m, static_cast<A>(n), set);
-    if (set.whole) partial.s = powers.end(m, set).s;
-    return partial;
+    ScaledSums<V> sums = terms.end_exponentials(m, set);
+    if (set.whole) sums.s = powers.end(m, set).s;
+    return sums;
   }
 
  private:
   // Terms relative to a power of two near m: no division, and only the powers are rounded.
-  template <class V, class N, class Set, i64 W>
-  POOLGRAD_INLINE static ScaledSums<V> scaled_powers(const V* x, N n, V m, V p, const Set& set,
-                                                     Const<W>) {
+  template <class V, class Inputs, class Set>
+  POOLGRAD_INLINE static ScaledSums<V> scaled_powers(const Inputs& in, V m, V p, const Set& set) {
+    constexpr int W = sizeof(V) / sizeof(A);
+    const V* x = in.x;
     const auto infinite = m > std::numeric_limits<A>::max();
     const PowerOfTwo<V> scale = scale_of<A, W>(m);
     V down = scale.down;
     if (!Set::finite) down = infinite ? V{} : down;
-    Terms<V> terms;
-    alternate(Const<0>{}, n, [&](i64 t, auto accumulator) __attribute__((always_inline)) {
+    Terms<A, V, Inputs> terms{in};
+    each_input(in, [&](i64 t, auto k) __attribute__((always_inline)) {
       V q = x[t] * down;
       if (!Set::finite) q = (infinite & (x[t] == m)) ? V{} + A(1) : q;
       const V power = integer_power(q, set.whole);
-      terms.add(accumulator, power, set.t ? p * logarithm<A, W>(q) * power : V{});
+      terms.add(t, k, power, set.t ? p * logarithm<A, W>(q) * power : V{});
     });
     return terms.end((infinite | (m == A(0))) ? m : scale.up, set);
   }
@@ -235,38 +257,30 @@ struct Powers {
 template <class A>
 struct Exponentials {
   static constexpr bool kInRegisters = true;  // the four inputs of a 2x2 window
-  template <class V, i64 W>
-  static ScaledSums<V> partial_of(V x, V r, Const<W>) {
-    return {r < A(0) ? -x : x, V{} + A(1), V{}, V{}, V{}};
-  }
-  template <class V, i64 W>
-  static ScaledSums<V> merge(ScaledSums<V> hi, ScaledSums<V> lo, V r, const Settings<A>& set,
-                             Const<W>) {
-    sort_by_maximum(hi, lo);
-    const V rate = r < A(0) ? -r : r;
-    const V z = lo.m == hi.m ? V{} : rate * (lo.m - hi.m);  // equal infinities
-    const Exp<V> e = exponentials<A, W>(z);
-    return merge_sums<A, W>(hi, lo, e, e.value(), set);
-  }
-  template <class V, class N, class Set, i64 W>
-  POOLGRAD_INLINE static ScaledSums<V> all_at_once(V* x, N n, V r, const Set& set, Const<W>) {
+  template <class V, class Inputs, class Set>
+  POOLGRAD_INLINE static ScaledSums<V> reduce(const Inputs& in, V r, const Set& set) {
+    constexpr int W = sizeof(V) / sizeof(A);
+    // With a window a lane, m is taken out of the inputs, because its exponential is 1.
+    constexpr i64 first = Inputs::kAcross ? 0 : 1;
+    V* x = in.x;
     const auto negated = r < A(0);
     const V rate = negated ? -r : r, sign = negated ? V{} - A(1) : V{} + A(1);
     V m = x[0] * sign;
-    alternate(Const<1>{}, n, [&](i64 t, auto) __attribute__((always_inline)) {
-      const V value = x[t] * sign;  // without m, whose exponential is 1
+    each_input<first>(in, [&](i64 t, auto) __attribute__((always_inline)) {
+      const V value = x[t] * sign;
       const auto larger = value > m;
-      x[t] = larger ? m : value;
+      x[t] = first ? (larger ? m : value) : value;
       m = larger ? value : m;
     });
-    Terms<V> terms;
-    terms.partial.s += A(1);
-    alternate(Const<1>{}, n, [&](i64 t, auto accumulator) __attribute__((always_inline)) {
+    m = in.largest(m);
+    Terms<A, V, Inputs> terms{in};
+    if (first) terms.s[0] += A(1);
+    each_input<first>(in, [&](i64 t, auto k) __attribute__((always_inline)) {
       V z = rate * (x[t] - m);
       if (!Set::finite) z = x[t] == m ? V{} : z;  // equal infinities
-      terms.template add<A, W>(accumulator, exponentials<A, W, Set::finite>(z), set);
+      terms.add(t, k, exponentials<A, W, Set::finite>(z), set);
     });
-    return terms.end_sums(m, static_cast<A>(n), set);
+    return terms.end_exponentials(m, set);
   }
 };
 
@@ -275,190 +289,22 @@ struct Exponentials {
 template <class A>
 struct Positives {
   static constexpr bool kInRegisters = false;
-  template <class V, i64 W>
-  static ScaledSums<V> partial_of(V x, V, Const<W>) {
-    const V one = V{} + A(1);
-    const auto positive = x > A(0);
-    return {positive ? x : x <= A(0) ? V{} : x, positive ? one : x, positive ? one : V{}, V{}, V{}};
-  }
-  template <class V, i64 W>
-  static ScaledSums<V> merge(ScaledSums<V> hi, ScaledSums<V> lo, V, const Settings<A>&, Const<W>) {
-    sort_by_maximum(hi, lo);
-    const V q = lo.m == hi.m ? V{} + A(1) : lo.m / hi.m;
-    const auto alone =
-        (lo.m == A(0)) & (hi.m > A(0));  // s of a window without positive inputs is another sum
-    hi.s += alone ? V{} : q * lo.s;
-    hi.t += q * q * lo.t;
-    hi.m = lo.m == lo.m ? hi.m : lo.m;
-    return hi;
-  }
-  template <class V, i64 W>
-  POOLGRAD_INLINE static ScaledSums<V> all_at_once(V* x, i64 n, V, const Settings<A>& set,
-                                                   Const<W>) {
-    V m{}, total{};
-    for (i64 t = 0; t < n; ++t) m = x[t] > m ? x[t] : m;
-    Terms<V> terms;
-    alternate(Const<0>{}, n, [&](i64 t, auto accumulator) __attribute__((always_inline)) {
+  template <class V, class Inputs, class Set>
+  POOLGRAD_INLINE static ScaledSums<V> reduce(const Inputs& in, V, const Set& set) {
+    const V* x = in.x;
+    V m{};
+    each_input(in, [&](i64 t, auto) { m = x[t] > m ? x[t] : m; });
+    m = in.largest(m);
+    Terms<A, V, Inputs> terms{in};
+    each_input(in, [&](i64 t, auto k) __attribute__((always_inline)) {
       const V q = x[t] == m ? V{} + A(1) : x[t] / m, share = x[t] <= A(0) ? V{} : q;
-      terms.add(accumulator, share, share * share);
-      total += x[t];
+      terms.add(t, k, share, share * share);
+      terms.w[k] += in.valid(t, x[t]);
     });
-    ScaledSums<V> partial = terms.end(m, set);
-    partial.s = m == A(0) ? total : partial.s;
-    partial.m = partial.s == partial.s ? partial.m : partial.s;
-    return partial;
-  }
-};
-
-// A row of partial reductions as a struct of arrays. `set.theta` points to the parameter of the
-// first output.
-template <class A>
-struct ScaledSumsRow {
-  static constexpr int kParts = 4;
-  A *v, *part[kParts];
-  Settings<A> set;
-};
-
-template <class V, class A, class Access = AllLanes>
-ScaledSums<V> load_partial(const ScaledSumsRow<A>& row, i64 i, Access access = {}) {
-  return {access.template load<V>(row.v + i), access.template load<V>(row.part[0] + i),
-          access.template load<V>(row.part[1] + i), access.template load<V>(row.part[2] + i),
-          access.template load<V>(row.part[3] + i)};
-}
-template <class V, class A, class Access = AllLanes>
-void store_partial(const ScaledSumsRow<A>& row, i64 i, const ScaledSums<V>& partial,
-                   Access access = {}) {
-  access.store(row.v + i, partial.m);
-  access.store(row.part[0] + i, partial.s);
-  access.store(row.part[1] + i, partial.t);
-  access.store(row.part[2] + i, partial.w);
-  access.store(row.part[3] + i, partial.h);
-}
-
-// Reduces one window of many neighbours: each lane reduces every W-th input, then a horizontal
-// reduction merges the lanes.
-template <class A, class Reduction>
-POOLGRAD_LOOP void fold_across(ScaledSumsRow<A> to, const A* from, i64 taps) {
-  constexpr i64 W =
-      64 / static_cast<i64>(sizeof(A));  // the same on every machine, for the same rounding
-  constexpr int kParts = ScaledSumsRow<A>::kParts;
-  using V = Vec<A, W>;
-  using One = Vec<A, 1>;
-  const V p = V{} + to.set.theta[0];
-  const One theta = load<One>(to.set.theta);
-  ScaledSums<V> partials = Reduction::partial_of(load<V>(from), p, Const<W>{});
-  i64 t = W;
-  for (; t + W <= taps; t += W) {
-    const auto next = Reduction::partial_of(load<V>(from + t), p, Const<W>{});
-    partials = Reduction::merge(partials, next, p, to.set, Const<W>{});
-  }
-  A lane[1 + kParts][W];
-  const ScaledSumsRow<A> lanes_row{lane[0], {lane[1], lane[2], lane[3], lane[4]}, to.set};
-  store_partial(lanes_row, 0, partials);
-  ScaledSums<One> partial = load_partial<One>(lanes_row, 0);
-  for (i64 j = 1; j < W; ++j) {
-    partial = Reduction::merge(partial, load_partial<One>(lanes_row, j), theta, to.set, Const<1>{});
-  }
-  for (; t < taps; ++t) {
-    const auto next = Reduction::partial_of(load<One>(from + t), theta, Const<1>{});
-    partial = Reduction::merge(partial, next, theta, to.set, Const<1>{});
-  }
-  store_partial(to, 0, partial);
-}
-
-template <class A, class Reduction>
-POOLGRAD_LOOP void fold_inputs(ScaledSumsRow<A> to, i64 n, const A* from, i64 step, i64 gap,
-                               i64 taps, bool may_reduce_across) {
-  if (may_reduce_across && n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
-    return fold_across<A, Reduction>(to, from, taps);
-  masked_lanes<A>(n, [&](auto w, i64 i, auto access) {
-    using V = Vec<A, w()>;
-    const V p = access.template load<V>(to.set.theta + i);
-    const auto input = [&](i64 t) {
-      const A* here = from + i * step + t * gap;
-      return Reduction::partial_of(access.template load<V>(here, step), p, w);
-    };
-    ScaledSums<V> partial = input(0);
-    for (i64 t = 1; t < taps; ++t) partial = Reduction::merge(partial, input(t), p, to.set, w);
-    store_partial(to, i, partial, access);
-  });
-}
-
-template <class A, class Reduction>
-POOLGRAD_LOOP void fold_partials(ScaledSumsRow<A> to, i64 n, const ScaledSumsRow<A>* rows, i64 size,
-                                 bool first) {
-  masked_lanes<A>(n, [&](auto w, i64 i, auto access) {
-    using V = Vec<A, w()>;
-    const V p = access.template load<V>(to.set.theta + i);
-    ScaledSums<V> partial = load_partial<V>(first ? rows[0] : to, i, access);
-    for (i64 t = first; t < size; ++t) {
-      partial = Reduction::merge(partial, load_partial<V>(rows[t], i, access), p, to.set, w);
-    }
-    store_partial(to, i, partial, access);
-  });
-}
-
-template <class A>
-struct RowOperands;
-template <class A>
-struct WindowInputs;
-
-// The inner loops of a reduction. Tiles, rows and edges are compiled once for all reductions and
-// call these.
-template <class A>
-struct Loops {
-  // Computes n partial reductions, `step` apart, of `taps` inputs each, which lie `gap` apart.
-  void (*fold_inputs)(ScaledSumsRow<A> to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
-                      bool may_reduce_across);
-  // Merges n partial reductions of `size` rows, and of `to` unless these are the first.
-  void (*fold_partials)(ScaledSumsRow<A> to, i64 n, const ScaledSumsRow<A>* rows, i64 size,
-                        bool first);
-  // Converts partial reductions to outputs.
-  void (*finish)(const RowOperands<A>& line, ScaledSumsRow<A> partials, i64 n);
-  // Convert all inputs of windows to outputs: a vector of windows, and two vectors.
-  void (*store)(const RowOperands<A>& line, i64 i, WindowInputs<A>& inputs, i64 lanes);
-  void (*store_pair)(const RowOperands<A>& line, i64 i, WindowInputs<A>& one,
-                     WindowInputs<A>& other);
-};
-
-// The operator that Separable runs.
-template <class A>
-struct Nonlinear {
-  using In = A;
-  using Row = ScaledSumsRow<A>;
-
-  Settings<A> set;
-
-  static constexpr bool kIdempotent = false;
-  static constexpr bool kDoubles = false;  // no log-step doubling along the width
-  static constexpr bool kAnySize = true;
-
-  Row take(Arena& arena, i64 n) const {
-    Row row{arena.take<A>(n), {}, set};
-    for (A*& part : row.part) part = arena.take<A>(n);
-    return row;
-  }
-  // Another row with the same theta; `at`: another output of the same row, which has its own theta.
-  static Row slot(Row row, i64 offset) {
-    row.v += offset;
-    for (A*& part : row.part) part += offset;
-    return row;
-  }
-  static Row at(Row row, i64 offset) {
-    row = slot(row, offset);
-    row.set.theta += offset;
-    return row;
-  }
-  static void clear(Row row, i64 n) {
-    std::fill(row.v, row.v + n, A(0));
-    for (A* part : row.part) std::fill(part, part + n, A(0));
-  }
-  static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps, i64,
-                          bool may_reduce_across = true) {
-    to.set.loops->fold_inputs(to, n, from, step, gap, taps, may_reduce_across);
-  }
-  static void fold_rows(Row to, i64 n, const Row* rows, i64, i64, i64 size, bool first) {
-    to.set.loops->fold_partials(to, n, rows, size, first);
+    ScaledSums<V> sums = terms.end(m, set);
+    sums.s = m == A(0) ? sums.w : sums.s;
+    sums.m = sums.s == sums.s ? sums.m : sums.s;
+    return sums;
   }
 };
 

@@ -1,8 +1,10 @@
-// Computes outputs, residuals for the backward pass and derivatives by the parameter from the
-// partial reductions of operators/nonlinear.hpp.
+// Computes outputs, residuals for the backward pass and derivatives by the parameter from the sums
+// of operators/nonlinear.hpp.
 #pragma once
 
-#include "forward/row_writer.hpp"
+#include <algorithm>
+
+#include "choose.hpp"
 #include "operators/nonlinear.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
@@ -43,7 +45,7 @@ POOLGRAD_INLINE V slope_of(const ScaledSums<V>& c, V count, V level) {
   return v > A(-0.5) ? c.h / (count * near) - g : c.t / c.s - level;
 }
 
-// Computes outputs i, i + 1, ... of a row from the partial reductions of their windows.
+// Computes outputs i, i + 1, ... of a row from the sums of their windows.
 template <class A, class Reduction, int W, class Set, class Access>
 POOLGRAD_INLINE void finish_lanes(const RowOperands<A>& line, const Set& set, i64 i,
                                   const ScaledSums<Vec<A, W>>& c, Access access) {
@@ -119,66 +121,52 @@ POOLGRAD_INLINE void finish_lanes(const RowOperands<A>& line, const Set& set, i6
   if (sensitive) access.store(out.sensitivity + i, sensitivity);
 }
 
-template <class A, class Reduction>
-POOLGRAD_LOOP void finish_row(const RowOperands<A>& line, ScaledSumsRow<A> partials, i64 n) {
-  masked_lanes<A>(n, [&](auto w, i64 i, auto access) {
-    const auto partial = load_partial<Vec<A, w()>>(partials, i, access);
-    finish_lanes<A, Reduction, w()>(line, line.set, i, partial, access);
-  });
-}
-
 // All inputs of as many windows as a vector has lanes.
 template <class A>
 struct WindowInputs {
-  Vec<A, kVectorBytes / sizeof(A)> input[kMaxNonlinearTaps];
+  Vec<A, kLanesOf<A>> input[kMaxNonlinearTaps];
   i64 count;
 };
 
-template <class A, class Reduction, class Access>
-POOLGRAD_INLINE auto reduce_window(const RowOperands<A>& line, i64 i, WindowInputs<A>& of,
-                                   Access access) {
-  constexpr int W = kVectorBytes / sizeof(A);
-  using V = Vec<A, W>;
-  const V theta = access.template load<V>(line.set.theta + i);
+// The inner loops of a reduction. Tiles, rows and edges are compiled once for all reductions and
+// call these. theta: the parameter of the first output, or of the only one.
+template <class A>
+struct Loops {
+  using V = Vec<A, kLanesOf<A>>;
+  // Return the sums of a vector of windows, one a lane, or of one window in every lane.
+  ScaledSums<V> (*reduce_small)(WindowInputs<A>& inputs, const A* theta, i64 lanes,
+                                const Settings<A>& set);
+  ScaledSums<V> (*reduce_any)(V* inputs, i64 count, const A* theta, const Settings<A>& set);
+  // Computes outputs i, i + 1, ... of a row from the sums of their windows.
+  void (*store)(const RowOperands<A>& line, i64 i, const ScaledSums<V>& sums, i64 lanes);
+};
+
+template <class A, class Reduction, class V = Vec<A, kLanesOf<A>>>
+POOLGRAD_LOOP ScaledSums<V> reduce_small(WindowInputs<A>& inputs, const A* theta, i64 lanes,
+                                         const Settings<A>& set) {
+  const V parameter = FirstLanes{lanes}.load<V>(theta);
   if constexpr (Reduction::kInRegisters) {
-    if (of.count == 4) {
-      V x[4] = {of.input[0], of.input[1], of.input[2], of.input[3]};
-      return Reduction::all_at_once(x, Const<4>{}, theta, line.set, Const<W>{});
+    if (inputs.count == 4) {
+      V x[4] = {inputs.input[0], inputs.input[1], inputs.input[2], inputs.input[3]};
+      return Reduction::reduce(WindowPerLane<V, Const<4>>{x, {}}, parameter, set);
     }
   }
-  return Reduction::all_at_once(of.input, of.count, theta, line.set, Const<W>{});
+  return Reduction::reduce(WindowPerLane<V, i64>{inputs.input, inputs.count}, parameter, set);
+}
+template <class A, class Reduction, class V = Vec<A, kLanesOf<A>>>
+POOLGRAD_LOOP ScaledSums<V> reduce_any(V* inputs, i64 count, const A* theta,
+                                       const Settings<A>& set) {
+  return Reduction::reduce(WindowAcrossLanes<V, A>{inputs, count}, V{} + *theta, set);
+}
+template <class A, class Reduction, class V = Vec<A, kLanesOf<A>>>
+POOLGRAD_LOOP void store_outputs(const RowOperands<A>& line, i64 i, const ScaledSums<V>& sums,
+                                 i64 lanes) {
+  finish_lanes<A, Reduction, kLanesOf<A>>(line, line.set, i, sums, FirstLanes{lanes});
 }
 
 template <class A, class Reduction>
-POOLGRAD_LOOP void store_window(const RowOperands<A>& line, i64 i, WindowInputs<A>& inputs,
-                                i64 lanes) {
-  constexpr int W = kVectorBytes / sizeof(A);
-  const FirstLanes access{lanes};
-  finish_lanes<A, Reduction, W>(line, line.set, i,
-                                reduce_window<A, Reduction>(line, i, inputs, access), access);
-}
-
-// Two vectors of windows, whose dependent operations overlap.
-template <class A, class Reduction>
-POOLGRAD_LOOP void store_two_windows(const RowOperands<A>& line, i64 i, WindowInputs<A>& one,
-                                     WindowInputs<A>& other) {
-  constexpr int W = kVectorBytes / sizeof(A);
-  const AllLanes access;
-  const auto first = reduce_window<A, Reduction>(line, i, one, access);
-  const auto second = reduce_window<A, Reduction>(line, i + W, other, access);
-  finish_lanes<A, Reduction, W>(line, line.set, i, first, access);
-  finish_lanes<A, Reduction, W>(line, line.set, i + W, second, access);
-}
-
-template <class A, class Reduction>
-constexpr Loops<A> loops() {
-  Loops<A> all{fold_inputs<A, Reduction>, fold_partials<A, Reduction>, finish_row<A, Reduction>,
-               store_window<A, Reduction>, nullptr};
-  if constexpr (kSpecialised<A>) all.store_pair = store_two_windows<A, Reduction>;
-  return all;
-}
-template <class A, class Reduction>
-inline constexpr Loops<A> kLoops = loops<A, Reduction>();
+inline constexpr Loops<A> kLoops{reduce_small<A, Reduction>, reduce_any<A, Reduction>,
+                                 store_outputs<A, Reduction>};
 
 template <class A>
 const Loops<A>* loops_of(NonlinearOp kind) {
@@ -199,7 +187,6 @@ struct SmallNonlinear {
   static constexpr bool kByLines = false;
   static constexpr bool kPads = false;  // no value leaves a result unchanged
   static constexpr bool kHeavy = true;
-  static constexpr bool kStoresPairs = true;
   static constexpr A kFill = A(0);
   static bool may_be_padding(Target, i64) { return true; }
 
@@ -225,11 +212,10 @@ struct SmallNonlinear {
   }
   template <class V>
   static void store(Target to, i64 i, WindowInputs<A>& inputs, i64 lanes) {
-    to.line->set.loops->store(*to.line, to.first + i, inputs, lanes);
-  }
-  template <class V>
-  static void store_pair(Target to, i64 i, WindowInputs<A>& one, WindowInputs<A>& other) {
-    to.line->set.loops->store_pair(*to.line, to.first + i, one, other);
+    const Settings<A>& set = to.line->set;
+    const i64 output = to.first + i;
+    set.loops->store(*to.line, output,
+                     set.loops->reduce_small(inputs, set.theta + output, lanes, set), lanes);
   }
 
   // Square windows of N finite inputs: calls f with the settings as compile-time constants and
@@ -253,13 +239,12 @@ struct SmallNonlinear {
   template <class Set, class V, std::size_t N>
   POOLGRAD_INLINE static Summed<V> sum(Target to, i64 i, V (&inputs)[N], const Set& set,
                                        V& finite_check) {
-    constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
     const V theta = load<V>(to.line->set.theta + to.first + i);
     V total = theta;
     POOLGRAD_UNROLL
     for (std::size_t t = 0; t < N; ++t) total += inputs[t];
     finite_check += total - total;
-    return ReductionOf<Set>::all_at_once(inputs, Const<N>{}, theta, set, Const<W>{});
+    return ReductionOf<Set>::reduce(WindowPerLane<V, Const<N>>{inputs, {}}, theta, set);
   }
   template <class V, class Set>
   POOLGRAD_INLINE static void finish(Target to, i64 i, const Summed<V>& partial, const Set& set) {
@@ -267,53 +252,5 @@ struct SmallNonlinear {
     finish_lanes<A, ReductionOf<Set>, W>(*to.line, set, to.first + i, partial, AllLanes{});
   }
 };
-
-// Computes a row. Before it writes elements [at, at + n), it calls begin(at, n), which sets
-// line.out.
-template <class A, class Begin>
-void compute_row(Unrolled<SmallNonlinear<A>>& windows, i64 od, i64 oh, const RowOperands<A>& line,
-                 ScaledSumsRow<A>, Begin&& begin) {
-  windows.row(od, oh, [&](i64 at, i64 n, auto&& compute) {
-    begin(at, n);
-    compute({&line, at});
-  });
-}
-template <class A, class Begin>
-void compute_row(Separable<Nonlinear<A>>& windows, i64 od, i64 oh, const RowOperands<A>& line,
-                 ScaledSumsRow<A> partials, Begin&& begin) {
-  begin(0, windows.length());
-  line.set.loops->finish(line, windows.row(od, oh, partials), windows.length());
-}
-
-// Per-task state of nonlinear reductions.
-template <class A, class Windows>
-struct NonlinearState {
-  Windows windows;
-  ScaledSumsRow<A> partials;  // a row
-  RowOperands<A> line;
-  A *theta, *counts;  // of the row
-  RowWriter<A> y, residuals[kMaxResiduals], sensitivity;
-};
-
-// Computes a tile of one plane.
-template <class A, class Windows>
-void nonlinear_tile(const Plan& p, const Tile& tile, NonlinearState<A, Windows>& state, i64 plane) {
-  RowOperands<A>& line = state.line;
-  for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
-    for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
-      const i64 first = plane + p.output_index(od, oh, tile.lo[2]);
-      line.rows = static_cast<A>(Divisor{false, 0}.of_rows(p, od, oh));
-      compute_row(state.windows, od, oh, line, state.partials, [&](i64 at, i64 n) {
-        const auto allocate = [&](RowWriter<A>& writer) {
-          A* row = writer.reserve(first + at, n);
-          return row ? row - at : nullptr;
-        };
-        line.out = {allocate(state.y), {}, allocate(state.sensitivity)};
-        for (int k = 0; k < kMaxResiduals; ++k)
-          line.out.residuals[k] = allocate(state.residuals[k]);
-      });
-    }
-  }
-}
 
 }  // namespace poolgrad::inline POOLGRAD_ISA

@@ -10,7 +10,7 @@
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
-// operators/mixed.cpp
+// forward/mixed.cpp
 void mixed(const Work&, const View& x, Parameter alpha, bool count_padding, Dense y, Dense routes,
            void* sensitivity);
 void mixed_backward(const Work&, const View& gy, const View& routes, Parameter alpha,

@@ -322,5 +322,15 @@ POOLGRAD_LOOP void write(Dense array, i64 first, const A* from, i64 n) {
   });
 }
 
+// Returns n elements of an array as numbers of type A: a pointer into the array if they are of type
+// A there, else a copy in `buffer`.
+template <class A>
+POOLGRAD_LOOP const A* read(Dense array, i64 first, i64 n, A* buffer) {
+  if (has_type<A>(array)) return elements_of<A>(array, first);
+  by_element<A>(array.dtype,
+                [&](auto s) { widen_run(elements_of<decltype(s)>(array, first), buffer, n); });
+  return buffer;
+}
+
 }  // namespace POOLGRAD_ISA
 }  // namespace poolgrad

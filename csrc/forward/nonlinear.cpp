@@ -1,6 +1,9 @@
 // Nonlinear reductions and their backward passes, compiled once per instruction set.
 #include "backward/weights.hpp"
 #include "base/common.hpp"
+#include "forward/copied_windows.hpp"
+#include "forward/row_writer.hpp"
+#include "forward/unrolled.hpp"
 #include "geometry/partition.hpp"
 #include "operators/nonlinear_outputs.hpp"
 
@@ -21,9 +24,66 @@ int common_integer_power(NonlinearOp kind, Parameter theta) {
   return 0;
 }
 
-template <class A, class Windows, class MakeWindows>
+// Computes a row. Before it writes elements [at, at + n), it calls begin(at, n), which sets
+// line.out.
+template <class A, class Begin>
+void compute_row(Unrolled<SmallNonlinear<A>>& windows, i64 od, i64 oh, const RowOperands<A>& line,
+                 Begin&& begin) {
+  windows.row(od, oh, [&](i64 at, i64 n, auto&& compute) {
+    begin(at, n);
+    compute({&line, at});
+  });
+}
+template <class A, class Begin>
+void compute_row(CopiedWindows<A>& windows, i64 od, i64 oh, const RowOperands<A>& line,
+                 Begin&& begin) {
+  const Settings<A>& set = line.set;
+  begin(0, windows.length());
+  windows.each_vector(od, oh, [&](i64 i, i64 n) {
+    ScaledSums<typename CopiedWindows<A>::V> all{};
+    for (i64 j = 0; j < n; ++j) {
+      if (windows.count(j) > 0) {
+        all.set_lane(
+            j, set.loops->reduce_any(windows.vectors(j), windows.count(j), set.theta + i + j, set));
+      }
+    }
+    set.loops->store(line, i, all, n);
+  });
+}
+
+// Per-task state of nonlinear reductions.
+template <class A, class Windows>
+struct NonlinearState {
+  Windows windows;
+  RowOperands<A> line;
+  A *theta, *counts;  // of the row
+  RowWriter<A> y, residuals[kMaxResiduals], sensitivity;
+};
+
+// Computes a tile of one plane.
+template <class A, class Windows>
+void nonlinear_tile(const Plan& p, const Tile& tile, NonlinearState<A, Windows>& state, i64 plane) {
+  RowOperands<A>& line = state.line;
+  for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
+    for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
+      const i64 first = plane + p.output_index(od, oh, tile.lo[2]);
+      line.rows = static_cast<A>(Divisor{false, 0}.of_rows(p, od, oh));
+      compute_row(state.windows, od, oh, line, [&](i64 at, i64 n) {
+        const auto allocate = [&](RowWriter<A>& writer) {
+          A* row = writer.reserve(first + at, n);
+          return row ? row - at : nullptr;
+        };
+        line.out = {allocate(state.y), {}, allocate(state.sensitivity)};
+        for (int k = 0; k < kMaxResiduals; ++k)
+          line.out.residuals[k] = allocate(state.residuals[k]);
+      });
+    }
+  }
+}
+
+template <class A, class Windows, class... Options>
 void compute_tiles(const Work& work, NonlinearOp kind, const View& x, Parameter theta, Dense y,
-                   void* const* residuals, void* sensitivity, MakeWindows&& make_windows) {
+                   void* const* residuals, void* sensitivity, Options... options) {
   const Plan& p = *work.plan;
   using State = NonlinearState<A, Windows>;
   const int whole = common_integer_power<A>(kind, theta);
@@ -32,14 +92,13 @@ void compute_tiles(const Work& work, NonlinearOp kind, const View& x, Parameter 
       [&](const Tile& tile, Arena& arena) {
         const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
         A *theta_row = arena.take<A>(n), *counts = arena.take<A>(n);
-        const Nonlinear<A> op{
-            make_settings(loops_of<A>(kind), kind, theta_row, whole, sensitivity != nullptr)};
+        const auto settings =
+            make_settings(loops_of<A>(kind), kind, theta_row, whole, sensitivity != nullptr);
         const auto dense = [](void* to) {
           return Dense{static_cast<char*>(to), DtypeOf<A>::value};
         };
-        return State{make_windows(tile, op, arena),
-                     op.take(arena, n),
-                     {op.set, counts, A(0), {}},
+        return State{Windows(p, x, tile, options..., arena),
+                     {settings, counts, A(0), {}},
                      theta_row,
                      counts,
                      {y, n, arena},
@@ -59,21 +118,13 @@ void compute_tiles(const Work& work, NonlinearOp kind, const View& x, Parameter 
 
 void forward(const Work& work, NonlinearOp kind, const View& x, Parameter theta, Dense y,
              void* const* residuals, void* sensitivity) {
-  const Plan& p = *work.plan;
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
-    using Small = Unrolled<SmallNonlinear<A>>;
-    using Large = Separable<Nonlinear<A>>;
-    if (choose({.task = Task::nonlinear, .plan = &p}) == Algorithm::unrolled) {
-      compute_tiles<A, Small>(work, kind, x, theta, y, residuals, sensitivity,
-                              [&](const Tile& tile, const auto&, Arena& arena) {
-                                return Small(p, x, tile, false, arena);
-                              });
+    if (choose({.task = Task::nonlinear, .plan = work.plan}) == Algorithm::unrolled) {
+      compute_tiles<A, Unrolled<SmallNonlinear<A>>>(work, kind, x, theta, y, residuals, sensitivity,
+                                                    false);
     } else {
-      compute_tiles<A, Large>(work, kind, x, theta, y, residuals, sensitivity,
-                              [&](const Tile& tile, const auto& op, Arena& arena) {
-                                return Large(p, x, tile, {}, op, arena);
-                              });
+      compute_tiles<A, CopiedWindows<A>>(work, kind, x, theta, y, residuals, sensitivity);
     }
   });
 }
@@ -83,15 +134,15 @@ void backward(const Work& work, NonlinearOp kind, const View& gy, const View& x,
   (void)choose({.task = Task::weights_backward, .plan = work.plan});  // there is one algorithm
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
-    const WeightedOperands from{&gy, &x, nullptr, residuals, {false, 0}};
+    const WeightedOperands from{&gy, &x, residuals};
     const int whole = common_integer_power<A>(kind, theta);
-    using Backward = WeightedBackward<A, false>;
+    using Backward = WeightedBackward<A>;
     const auto loops = kind == NonlinearOp::lse ? Backward::template loops<ExponentialWeight<A>>()
                        : kind == NonlinearOp::soft ? Backward::template loops<SoftWeight<A>>()
                        : kind == NonlinearOp::expected
                            ? Backward::template loops<PositiveWeight<A>>()
                            : Backward::template loops<PowerWeight<A>>();
-    weighted_backward<A, false>(work, from, theta, whole, loops, gx);
+    weighted_backward<A>(work, from, theta, whole, loops, gx);
   });
 }
 
