@@ -103,14 +103,14 @@ class Maxima {
   // The index of the maximum of a bin, -1 if the bin is empty. The last NaN wins; otherwise the
   // first of equal inputs in row-major order.
   i64 maximum(const T* x, Range rows, Range columns) const {
-    i64 index = -1;
-    T best = 0;
+    if (rows.lo >= rows.hi || columns.lo >= columns.hi) return -1;
+    i64 index = rows.lo * width_ + columns.lo;
+    T best = x[index];
     for (i64 h = rows.lo; h < rows.hi; ++h) {
       for (i64 at = h * width_ + columns.lo; at < h * width_ + columns.hi; ++at) {
         const T v = x[at];
-        const bool wins = (v > best) | (v != v) | (index < 0);
-        best = wins ? v : best;
-        index = wins ? at : index;
+        if ((v > best) | (v != v)) [[unlikely]]
+          best = v, index = at;
       }
     }
     return index;
