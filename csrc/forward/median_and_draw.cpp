@@ -1,6 +1,8 @@
 // The median and the random draw, compiled once per instruction set.
 #include "operators/median_and_draw.hpp"
 
+#include <atomic>
+
 #include "forward/selecting_tiles.hpp"
 #include "forward/selecting_units.hpp"
 #include "geometry/partition.hpp"
