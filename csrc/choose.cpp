@@ -110,28 +110,6 @@ bool handles_register_blocked_average(const Call& call) {
          (has_column_vectors(call, 4) || (dtype == Dtype::float32 && has_channel_vectors(call, 4)));
 }
 
-bool handles_van_herk_2d(const Axis& depth, const Axis& height, const Axis& width, i64 taps) {
-  return is_point(depth) && height.regular() && width.regular() && height.kernel > 1 &&
-         height.dilation == 1 && height.stride <= height.kernel && width.stride == 1 &&
-         height.kernel <= 2 * height.n + 64 && reach(width) <= 2 * width.m + 64 &&
-         taps <= kMaxVanHerkTaps;
-}
-bool handles_van_herk_2d(const Call& call) {
-  const Plan& p = *call.plan;
-  return handles_van_herk_2d(p.axis[0], p.axis[1], p.axis[2], p.taps);
-}
-bool handles_van_herk_2d_extreme(const Call& call) {
-  return is_specialised(call) && handles_van_herk_2d(call);
-}
-
-bool handles_transposed_planes(const Call& call) {
-  const Plan& p = *call.plan;
-  const i64 in = p.in_plane(), out = p.out_plane(), planes = lanes(call, sizeof(float));
-  return handles_van_herk_2d_extreme(call) && p.inner == 1 && call.input.contiguous_rows &&
-         in >= planes && out >= planes &&
-         larger(in, out) <= kMaxTransposedBytes / call.vector_bytes;
-}
-
 bool handles_column_sums(const Call& call) { return call.plan->inner_axis < 0; }
 
 bool handles_sorting_network(const Call& call) {
@@ -182,13 +160,6 @@ bool handles_transposed(const Call& call) {
   }
   return true;
 }
-bool handles_transposed_van_herk_2d(const Call& call) {
-  const Plan& p = *call.plan;
-  return handles_transposed(call) &&
-         handles_van_herk_2d(transposed(p.axis[0]), transposed(p.axis[1]), transposed(p.axis[2]),
-                             p.taps);
-}
-
 // --- The calls for which an algorithm is expected to be faster than those below it ---
 // For averages this depends on the shape of windows only, because it decides how sums are rounded.
 
@@ -234,32 +205,6 @@ bool prefers_gather_of_routes(const Call& call) {
          width.in >= 4 * lanes(call, summed_bytes(call.input.dtype));
 }
 
-bool prefers_van_herk_2d(const Axis& height) {
-  return shares_much(height) && 4 * height.stride <= height.kernel;
-}
-bool prefers_van_herk_2d(const Call& call) { return prefers_van_herk_2d(call.plan->axis[1]); }
-bool prefers_transposed_van_herk_2d(const Call& call) {
-  return prefers_van_herk_2d(transposed(call.plan->axis[1]));
-}
-
-// Whether there is a vector of planes for each thread.
-bool has_many_planes(const Call& call) {
-  return call.plan->outer >= lanes(call, sizeof(float)) * call.threads;
-}
-// Whether vectors along a row would leave more than a quarter of their lanes idle.
-bool prefers_transposed_planes(const Call& call) {
-  const i64 planes = lanes(call, sizeof(float)), n = call.plan->axis[2].out;
-  const i64 used = ceil_div(n, planes) * planes;
-  return has_many_planes(call) && prefers_van_herk_2d(call) && 4 * (used - n) > used;
-}
-// Whether vectors along a row would leave at least half of their lanes idle.
-bool prefers_transposed_tiny_planes(const Call& call) {
-  const Plan& p = *call.plan;
-  constexpr i64 kFewTaps = 4;
-  return has_many_planes(call) && 2 * p.axis[2].out <= lanes(call, sizeof(float)) &&
-         p.axis[1].stride == 1 && p.taps > kFewTaps;
-}
-
 bool prefers_column_sums(const Call& call) {
   const auto apart = [](const Axis& a) { return a.adaptive || !a.overlap; };
   const Plan& p = *call.plan;
@@ -276,14 +221,10 @@ struct TableRow {
 using A = Algorithm;
 
 constexpr TableRow kTable[] = {
-    {Task::extreme, A::transposed_planes, handles_transposed_planes,
-     prefers_transposed_tiny_planes},
     {Task::extreme, A::register_blocked, handles_register_blocked_extreme,
      prefers_register_blocked},
     {Task::extreme, A::unrolled_joined_rows, handles_joined_rows, prefers_joined_rows},
     {Task::extreme, A::unrolled, handles_unrolled_extreme, prefers_unrolled},
-    {Task::extreme, A::transposed_planes, handles_transposed_planes, prefers_transposed_planes},
-    {Task::extreme, A::van_herk_2d, handles_van_herk_2d_extreme, prefers_van_herk_2d},
     {Task::extreme, A::separable, always, always},
 
     {Task::median, A::sorting_network, handles_sorting_network, always},
@@ -294,7 +235,6 @@ constexpr TableRow kTable[] = {
     {Task::average, A::register_blocked, handles_register_blocked_average,
      prefers_unrolled_average},
     {Task::average, A::unrolled, handles_unrolled, prefers_unrolled_average},
-    {Task::average, A::van_herk_2d, handles_van_herk_2d, prefers_van_herk_2d},
     {Task::average, A::column_sums, handles_column_sums, prefers_column_sums},
     {Task::average, A::separable, always, always},
 
@@ -312,8 +252,6 @@ constexpr TableRow kTable[] = {
     {Task::average_backward, A::register_blocked_backward,
      handles_register_blocked_average_backward, always},
     {Task::average_backward, A::gather, handles_gather_of_averages, always},
-    {Task::average_backward, A::transposed_van_herk_2d, handles_transposed_van_herk_2d,
-     prefers_transposed_van_herk_2d},
     {Task::average_backward, A::transposed_separable, handles_transposed, always},
     {Task::average_backward, A::scatter_equal_shares, always, always},
 
@@ -325,8 +263,6 @@ constexpr const char* kNames[kAlgorithms] = {
     "unrolled",
     "unrolled_joined_rows",
     "register_blocked",
-    "van_herk_2d",
-    "transposed_planes",
     "column_sums",
     "separable",
     "copied_windows",
@@ -336,7 +272,6 @@ constexpr const char* kNames[kAlgorithms] = {
     "register_blocked_backward",
     "register_blocked_channels_last_backward",
     "gather",
-    "transposed_van_herk_2d",
     "transposed_separable",
     "scatter_routes",
     "scatter_equal_shares",

@@ -2,10 +2,10 @@
 // handles the call and is expected to be the fastest.
 //
 // Two decisions depend on values and are therefore made while an algorithm runs, not here:
-// - Algorithms that assume finite inputs (register_blocked, van_herk_2d and transposed_planes of a
-// maximum, squares of nonlinear operators) sum what they
-//   read. Where the sum is not finite, the rows are computed again by `unrolled`, or the plane by
-//   `separable`.
+// - Algorithms that assume finite inputs (register_blocked of a maximum, squares of nonlinear
+//   operators, `separable` of a maximum where rows are doubled) sum what they read. Where the sum
+//   is not finite, the rows are computed again by `unrolled`, or the planes by `separable` without
+//   this assumption.
 // - `unrolled` pads short rows with the lowest number. An output that equals it is computed again
 //   from its valid inputs.
 #pragma once
@@ -22,8 +22,6 @@ enum class Algorithm {
   unrolled,
   unrolled_joined_rows,
   register_blocked,
-  van_herk_2d,
-  transposed_planes,
   column_sums,
   separable,
   copied_windows,
@@ -34,7 +32,6 @@ enum class Algorithm {
   register_blocked_backward,
   register_blocked_channels_last_backward,
   gather,
-  transposed_van_herk_2d,
   transposed_separable,
   scatter_routes,
   scatter_equal_shares,
@@ -77,12 +74,10 @@ struct Call {
 inline constexpr i64 kMaxTaps = 64;                   // of a window: unrolled, register-blocked
 inline constexpr int kMaxSorted = 25;                 // of a window: sorting network
 inline constexpr i64 kMaxNonlinearTaps = kMaxTaps;    // of a window: unrolled nonlinear operators
-inline constexpr i64 kMaxVanHerkTaps = i64{1} << 13;  // of a window
-inline constexpr i64 kMaxTransposedBytes = i64{1} << 17;  // of a vector of planes
-inline constexpr i64 kMaxCopiedPlane = i64{1} << 12;      // elements: plane means
-inline constexpr i64 kMaxInverseTaps = 32;                // windows that hold an input: gather
-inline constexpr i64 kMaxPhases = 16;                     // stride of a row: gather
-inline constexpr i64 kMaxFolded = 4;                      // inputs that are reduced at a time
+inline constexpr i64 kMaxCopiedPlane = i64{1} << 12;  // elements: plane means
+inline constexpr i64 kMaxInverseTaps = 32;            // windows that hold an input: gather
+inline constexpr i64 kMaxPhases = 16;                 // stride of a row: gather
+inline constexpr i64 kMaxFolded = 4;                  // inputs that are reduced at a time
 
 Algorithm choose(const Call& call);
 

@@ -11,7 +11,10 @@ class ColumnSums {
  public:
   using Row = typename Sum<A>::Row;
 
-  ColumnSums(const Plan& plan, const View& x, const Tile& tile, Arena& arena)
+  static Batch batch(const Plan& p) { return {1, p.inner}; }
+
+  ColumnSums(const Plan& plan, const View& x, const Tile& tile, const ReadOptions<A>&,
+             const Sum<A>&, Arena& arena, i64)
       : p_(plan),
         tile_(tile),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan.axis[1]), arena),
@@ -27,7 +30,11 @@ class ColumnSums {
     end_ = larger(first_, end_);
   }
 
-  void start(const char* plane) { reader_.start(plane); }
+  i64 length() const { return tile_.hi[2] - tile_.lo[2]; }
+  i64 spacing() const { return 0; }  // planes are not reduced side by side
+  bool finite() const { return true; }
+
+  void start(const char* const* data, i64) { reader_.start(data[0]); }
 
   Row row(i64 od, i64 oh, Row into) {
     const Span depth = span_of(p_.axis[0], od), height = span_of(p_.axis[1], oh);

@@ -1,5 +1,7 @@
 // The random draw: one input of each window, with a probability in proportion to its positive part
 // (Zeiler & Fergus 2013). Compiled once per instruction set.
+#include <atomic>
+
 #include "base/common.hpp"
 #include "choose.hpp"
 #include "forward/copied_windows.hpp"

@@ -1,5 +1,5 @@
-// Reduces rows of inputs along the width: tap by tap, or by log-step doubling, in registers or in
-// memory.
+// Reduces rows of inputs along the width: tap by tap or, where windows share many inputs, by
+// log-step doubling, from reductions of 4, 8, 16, ... neighbours.
 #pragma once
 
 #include <type_traits>
@@ -52,191 +52,209 @@ void in_groups(i64 taps, F&& fold) {
   }
 }
 
-// Computes `outputs` windows of neighbours, `step` elements apart, by log-step doubling: from
-// reductions of 2, 4, 8, ... neighbours.
+// Reduces windows of `kernel` inputs, `gap` elements apart, at `n` neighbouring positions.
+// `partial`: memory for n + (kernel - 4) * gap partial reductions. The kernel is greater than 4.
 template <class Op>
-void double_up(const Axis& a, const typename Op::In* from, i64 outputs, i64 step,
-               typename Op::Row doubled, typename Op::Row to) {
-  const i64 gap = a.dilation * step, read = outputs + (a.kernel - 1) * gap;
-  i64 done = 0;  // inputs of each window that are reduced in `to`
-  i64 size = 1;  // inputs that are reduced in each element of `doubled`
-  if (a.kernel == 1 || (!Op::kIdempotent && a.kernel % 2)) {
-    Op::fold_inputs(to, outputs, from, 1, 0, 1, 0), done = 1;
+void double_up(i64 kernel, i64 gap, const typename Op::In* from, i64 n, typename Op::Row partial,
+               typename Op::Row to) {
+  using Row = typename Op::Row;
+  i64 size = kMaxFolded;                           // inputs that each element of `partial` holds
+  i64 done = Op::kIdempotent ? 0 : kernel % size;  // inputs that each element of `to` holds
+  if (done > 0) Op::fold_inputs(to, n, from, 1, gap, done, 0);
+  Op::fold_inputs(partial, n + (kernel - size) * gap, from, 1, gap, size, 0);
+  for (;; size *= 2) {
+    if (!Op::kIdempotent && (kernel & size)) {
+      const Row more = Op::at(partial, done * gap);
+      if (done == 0) Op::fold_rows(to, n, &more, 0, 0, group_size<Op, 1>(), is_first<Op, true>());
+      else Op::fold_rows(to, n, &more, done, 0, group_size<Op, 1>(), is_first<Op, false>());
+      done += size;
+    }
+    if (2 * size > kernel) break;
+    // in place: elements are read at or after the one that is written
+    const Row halves[2] = {partial, Op::at(partial, size * gap)};
+    Op::fold_rows(partial, n + (kernel - 2 * size) * gap, halves, 0, size, group_size<Op, 2>(),
+                  is_first<Op, true>());
   }
-  while (2 * size <= a.kernel) {
-    const i64 half = size, n = read - (2 * size - 1) * gap;
-    size *= 2;
-    if (size == 2) {
-      Op::fold_inputs(doubled, n, from, 1, gap, 2, 0);
-    } else {  // in place: elements are read at or after the one that is written
-      const typename Op::Row halves[2] = {doubled, Op::at(doubled, half * gap)};
-      Op::fold_rows(doubled, n, halves, 0, half, group_size<Op, 2>(), is_first<Op, true>());
-    }
-    if (Op::kIdempotent && 2 * size > a.kernel) {  // two reductions, which may overlap
-      const i64 rest = a.kernel - size;
-      const typename Op::Row both[2] = {doubled, Op::at(doubled, rest * gap)};
-      Op::fold_rows(to, outputs, both, 0, rest, group_size<Op, 2>(), is_first<Op, true>());
-    }
-    if (Op::kIdempotent || !(a.kernel & size)) continue;
-    const typename Op::Row more = Op::at(doubled, done * gap);
-    if (done == 0)
-      Op::fold_rows(to, outputs, &more, 0, 0, group_size<Op, 1>(), is_first<Op, true>());
-    else Op::fold_rows(to, outputs, &more, done, 0, group_size<Op, 1>(), is_first<Op, false>());
-    done += size;
+  if constexpr (Op::kIdempotent) {  // two reductions, which may overlap
+    const i64 rest = kernel - size;
+    const Row both[2] = {partial, Op::at(partial, rest * gap)};
+    Op::fold_rows(to, n, both, 0, rest, group_size<Op, 2>(), is_first<Op, true>());
   }
 }
 
-// Log-step doubling in registers: partial reductions of 1, 2, 4, ... neighbours. A row is read
-// once, from its last vector to its first; lanes slide in from the vector after.
+// Whether rows are reduced by log-step doubling. They are then copied between padding.
 template <class Op>
-class LogStepDoubling {
- public:
-  using T = typename Op::In;
-  static constexpr int W = kVectorBytes / static_cast<int>(sizeof(T));
-  using V = Vec<T, W>;
+bool doubles_along(const Axis& width) {
+  return Op::kDoubles && shares_much(width) && width.regular() && has_little_padding(width);
+}
 
-  explicit LogStepDoubling(i64 kernel) : kernel_(kernel) {
-    while (2 * size_ <= kernel) size_ *= 2;
-  }
-
-  // Whether the reductions that a window needs are few enough for the registers.
-  bool fits() const { return size_ >= 1 << kFirstLevel && size_ <= 2 * W; }
-
-  // Calls visit(line, i, partial, lanes) for outputs i, i + 1, ... of some rows, `pitch` apart,
-  // from the last vector of each row to its first, and visit.next(line) after each row. `line`
-  // describes the first row.
-  template <class Visitor>
-  void reduce_rows(const T* from, i64 pitch, i64 rows, i64 outputs, const Visitor& visit,
-                   typename Visitor::Line line) const {
-    by_level<kFirstLevel>(from, pitch, rows, outputs, visit, line);
-  }
-
- private:
-  static constexpr int kFirstLevel = 2;  // windows narrower than 4 are rarely tall enough for this
-  using Partial = typename Op::template Partial<V>;
-
-  template <int Level, class Visitor>
-  void by_level(const T* from, i64 pitch, i64 rows, i64 outputs, const Visitor& visit,
-                typename Visitor::Line line) const {
-    if (size_ == i64{1} << Level)
-      return reduce_with_levels<Level>(from, pitch, rows, outputs, visit, line);
-    if constexpr (1 << Level < 2 * W) by_level<Level + 1>(from, pitch, rows, outputs, visit, line);
-  }
-
-  template <int Levels, class Visitor>
-  POOLGRAD_LOOP void reduce_with_levels(const T* from, i64 pitch, i64 rows, i64 outputs,
-                                        const Visitor& original,
-                                        typename Visitor::Line line) const {
-    const i64 kernel = kernel_, read = outputs + kernel - 1;
-    const Visitor visit = original;  // in registers
-    Partial next[Levels + 1]{}, after{};
-    const auto vector = [&](i64 i, V input, i64 lanes) __attribute__((always_inline)) {
-      Partial doubled = Op::begin(input), sum = doubled;
-      [&]<int... L>(std::integer_sequence<int, L...>) __attribute__((always_inline)) {
-        (step<L, L == Levels>(kernel, doubled, next[L], after, sum), ...);
-      }(std::make_integer_sequence<int, Levels + 1>{});
-      if (lanes > 0) visit(line, i, sum, lanes);
-    };
-    for (i64 row = 0; row < rows; ++row, from += pitch) {
-      i64 i = (read - 1) / W * W;
-      for (; i >= 0 && i + W > outputs; i -= W) {
-        vector(i, load_first<V>(from + i, read - i), outputs - i);
-      }
-      for (; i >= 0; i -= W) vector(i, load<V>(from + i), W);
-      visit.next(line);
-    }
-  }
-
-  // Doubles the partial reductions of 2^L neighbours and adds what the windows need of them to
-  // `sum`. next, after: partial reductions of the two following vectors.
-  template <int L, bool kLast>
-  POOLGRAD_INLINE static void step(i64 kernel, Partial& doubled, Partial& next, Partial& after,
-                                   Partial& sum) {
-    constexpr int size = 1 << L;
-    const Partial here = doubled;
-    const auto apart = [&](i64 by) __attribute__((always_inline)) {
-      const auto slid = [](i64 lanes) {
-        return [lanes](auto a, auto b) { return slide(a, b, lanes); };
-      };
-      if (size > W && by > W) return Op::each(next, after, slid(by - W));
-      return Op::each(here, next, slid(by));
-    };
-    if constexpr (Op::kIdempotent) {
-      if constexpr (kLast) {  // merges two reductions, which may overlap
-        const i64 rest = smaller(size, kernel - size);
-        sum = here;
-        Op::merge(sum, apart(rest), static_cast<u32>(rest));
-      }
-    } else if (kernel & size) {
-      const i64 before = kernel & (size - 1);
-      if (before == 0) sum = here;
-      else Op::merge(sum, apart(before), static_cast<u32>(before));
-    }
-    if constexpr (!kLast) {
-      const auto more = Op::each(here, next, [](auto a, auto b) { return slide<size>(a, b); });
-      Op::merge(doubled, more, static_cast<u32>(size));
-    }
-    if constexpr (size > W) after = next;
-    next = here;
-  }
-
-  const i64 kernel_;
-  i64 size_ = 1;
-};
-
+// Reduces rows of inputs along the width. The rows of several narrow planes may lie side by side in
+// one row, so that loops over it are long; windows are then doubled.
 template <class Op>
 class WidthReduction {
  public:
   using T = typename Op::In;
   using Row = typename Op::Row;
 
+  // planes: the most planes that lie side by side
   POOLGRAD_LOOP WidthReduction(const Plan& plan, const View& x, const Tile& tile,
-                               ReadOptions<T> options, const Op& op, Arena& arena)
+                               ReadOptions<T> options, i64 planes, const Op& op, Arena& arena)
       : p_(plan),
         tile_(tile),
+        doubles_(doubles_along<Op>(plan.axis[2])),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, options), arena),
         step_(reader_.step()),
-        doubles_(Op::kDoubles && shares_much(plan.axis[2]) && plan.axis[2].regular() &&
-                 step_ == plan.inner && has_little_padding(plan.axis[2])),
-        doubled_(doubles_ ? op.take(arena, columns_read() * plan.inner) : Row{}),
-        spaced_(doubles_ && plan.axis[2].stride > 1 ? op.take(arena, columns_read() * plan.inner)
-                                                    : Row{}) {}
+        data_(arena.take<const char*>(planes)) {
+    const Axis& a = plan.axis[2];
+    const i64 outputs = tile.hi[2] - tile.lo[2], covered = covered_length(a, outputs);
+    origin_ = tile.lo[2] * a.stride - a.lo;
+    valid_.lo = smaller(a.in, larger(0, origin_));
+    valid_.hi = larger(valid_.lo, smaller(a.in, origin_ + covered));
+    const i64 before = larger(0, -origin_), after = larger(0, origin_ + covered - a.in);
+    // The padding after a plane is the padding before the next.
+    spacing_ = ceil_div(covered - smaller(before, after), a.stride);
+    length_ = in_vectors(((planes - 1) * spacing_ + outputs) * plan.inner);
+    if (!doubles_) return;
+    dense_ = in_vectors(((planes - 1) * spacing_ * a.stride + (outputs - 1) * a.stride + 1) *
+                        plan.inner);
+    const i64 reached = reach(a) * plan.inner;
+    padded_length_ = dense_ + reached;
+    piece_ = in_vectors(larger(kPieceElements, 2 * reached));
+    padded_ = arena.take<T>(padded_length_);
+    partial_ = op.take(arena, smaller(piece_, dense_) + reached);
+    if (a.stride > 1) spaced_ = op.take(arena, dense_);
+  }
 
-  void start(const char* plane) { reader_.start(plane); }
+  // Elements of a reduced row, and from the outputs of a plane to those of the next.
+  i64 length() const { return length_; }
+  i64 spacing() const { return spacing_; }
 
-  // Reduces input row (d, h) into one row of outputs.
-  void row(i64 d, i64 h, Row into) { reduce(reader_.row(d, h), into); }
+  // Begins with planes whose elements start at data[0], data[1], ...
+  void start(const char* const* data, i64 planes) {
+    std::copy(data, data + planes, data_);
+    planes_ = planes;
+    reader_.start(data[0]);
+    if constexpr (Op::kDoubles) {
+      if (doubles_) std::fill(padded_, padded_ + padded_length_, Op::kFill);
+    }
+  }
+
+  // Reduces input row (d, h) of each plane into one row of outputs. Returns false if Op needs
+  // finite inputs, the row is doubled, and the sum of its inputs is not finite.
+  bool row(i64 d, i64 h, Row into) {
+    if constexpr (Op::kDoubles) {
+      if (doubles_) return double_row(d, h, into);
+    }
+    reduce(reader_.row(d, h), into);
+    return true;
+  }
 
  private:
+  static constexpr int W = static_cast<int>(kLanesOf<T>);
+  static constexpr bool kNeedsFinite = requires { requires Op::kNeedsFinite; };
+  // Elements of a row that are doubled at a time, so that they stay in the first cache.
+  static constexpr i64 kPieceElements = 1 << 10;
+
+  // The loops over rows compute whole vectors.
+  static i64 in_vectors(i64 n) { return Op::kDoubles ? ceil_div(n, W) * W : n; }
+
   static ReadOptions<T> reading(const Plan& p, ReadOptions<T> options) {
-    const bool doubles = Op::kDoubles && shares_much(p.axis[2]);
-    if constexpr (Op::kDoubles) options.pad = doubles, options.fill = Op::kFill;
-    options.pack = !Op::kIdempotent && (p.inner == 1 || doubles);
+    options.pack = !doubles_along<Op>(p.axis[2]) && !Op::kIdempotent && p.inner == 1;
     return options;
   }
 
-  void reduce(const T* row, Row into) {
+  // Adds n neighbours to `sum`, if Op needs finite inputs, and copies them.
+  POOLGRAD_INLINE static void copy(const T* from, T* to, i64 n, Vec<T, W>& sum) {
+    using V = Vec<T, W>;
+    const auto step = [&](i64 i) {
+      const V inputs = load<V>(from + i);
+      store(to + i, inputs);
+      if constexpr (kNeedsFinite) sum += inputs;
+    };
+    if (n < W) {
+      if constexpr (kNeedsFinite) sum += load_first<V>(from, n);
+      return copy_run(from, to, n);
+    }
+    for (i64 i = 0; i + W <= n; i += W) step(i);
+    if (n % W) step(n - W);
+  }
+  // Whether a sum of inputs is finite: none is a NaN or an infinity.
+  static bool is_finite(Vec<T, W> sum) { return !kNeedsFinite || !any(sum - sum != T(0)); }
+
+  // Copies the valid columns of a row. Returns whether they are finite, if Op needs finite inputs.
+  POOLGRAD_LOOP bool copy_columns(const T* from, T* to) const {
+    const i64 columns = valid_.hi - valid_.lo, inner = p_.inner;
+    Vec<T, W> sum{};
+    if (step_ == inner) copy(from, to, columns * inner, sum);
+    else
+      for (i64 c = 0; c < columns; ++c) copy(from + c * step_, to + c * inner, inner, sum);
+    return is_finite(sum);
+  }
+
+  bool double_row(i64 d, i64 h, Row into) {
+    const i64 inner = p_.inner;
+    const i64 apart = spacing_ * p_.axis[2].stride;  // columns from one plane to the next
+    bool finite = true;
+    for (i64 k = 0; k < planes_; ++k) {
+      if (planes_ > 1) reader_.start(data_[k]);
+      T* inputs = padded_ + (k * apart + valid_.lo - origin_) * inner;
+      finite &= copy_columns(reader_.row(d, h) + valid_.lo * step_, inputs);
+    }
+    double_up(into);
+    for (i64 k = 0; !kNeedsFinite && k < planes_; ++k)
+      reduce_edges(padded_ + k * apart * inner, Op::at(into, k * spacing_ * inner));
+    return finite;
+  }
+
+  void double_up(Row into) const {
+    const Axis& a = p_.axis[2];
+    const i64 inner = p_.inner;
+    const Row dense = a.stride > 1 ? spaced_ : into;
+    for (i64 begin = 0; begin < dense_; begin += piece_) {
+      poolgrad::double_up<Op>(a.kernel, a.dilation * inner, padded_ + begin,
+                              smaller(piece_, dense_ - begin), partial_, Op::at(dense, begin));
+    }
+    if (a.stride > 1) Op::copy_strided(into, dense, length_ / inner, inner, a.stride * inner);
+  }
+
+  // Computes the outputs whose windows are not full again where the result may be the padding.
+  void reduce_edges(const T* padded, Row into) const {
+    const Axis& a = p_.axis[2];
+    const i64 inner = p_.inner, lo = tile_.lo[2], hi = tile_.hi[2];
+    const auto edges = [&](i64 begin, i64 end) {
+      if (begin >= end) return;
+      const Row reduced = Op::at(into, (begin - lo) * inner);
+      if (!Op::may_be_padding(reduced, (end - begin) * inner)) return;
+      for (i64 o = begin; o < end; ++o) reduce_edge(padded, origin_, inner, o, into);
+    };
+    const i64 full_lo = larger(lo, smaller(hi, a.full_lo));
+    edges(lo, full_lo);
+    edges(larger(full_lo, smaller(hi, a.full_hi)), hi);
+  }
+
+  // Computes the outputs of one column from its valid inputs. `from` is input column `origin`.
+  void reduce_edge(const T* from, i64 origin, i64 step, i64 o, Row into) const {
+    const Axis& a = p_.axis[2];
+    const Span s = span_of(a, o);
+    const Row at = Op::at(into, (o - tile_.lo[2]) * p_.inner);
+    if (s.taps == 0) return Op::clear(at, p_.inner);
+    Op::fold_inputs(at, p_.inner, from + (s.begin - origin) * step, 1, a.dilation * step, s.taps,
+                    s.first_tap);
+  }
+
+  // Reduces a row tap by tap.
+  void reduce(const T* row, Row into) const {
     const Axis& a = p_.axis[2];
     const i64 inner = p_.inner, lo = tile_.lo[2], hi = tile_.hi[2];
     const i64 full_lo = larger(lo, smaller(hi, a.full_lo));
     const i64 full_hi = larger(full_lo, smaller(hi, a.full_hi));
-    const i64 gap = a.dilation * step_;
-    const bool all = doubles_ && reader_.padded();
-    const auto edge = [&](i64 o) {
-      const Span s = span_of(a, o);
-      const Row at = Op::at(into, (o - lo) * inner);
-      if (s.taps == 0) return Op::clear(at, inner);
-      Op::fold_inputs(at, inner, row + s.begin * step_, 1, gap, s.taps, s.first_tap);
-    };
-    const i64 first = all ? lo : full_lo, count = all ? hi - lo : full_hi - full_lo;
+    const i64 gap = a.dilation * step_, count = full_hi - full_lo;
+    for (i64 o = lo; o < full_lo; ++o) reduce_edge(row, 0, step_, o, into);
     if (count > 0) {
-      const T* from = row + (first * a.stride - a.lo) * step_;
-      if (!a.regular()) from = row + span_of(a, first).begin * step_;
-      const Row at = Op::at(into, (first - lo) * inner);
-      if (doubles_) {
-        if constexpr (Op::kDoubles) double_up(from, count, at);
-      } else if (inner == 1 &&
-                 (gap > 1 || a.kernel < kTapsAcrossLanes || 2 * a.stride < a.kernel)) {
+      const i64 begin = a.regular() ? full_lo * a.stride - a.lo : span_of(a, full_lo).begin;
+      const T* from = row + begin * step_;
+      const Row at = Op::at(into, (full_lo - lo) * inner);
+      if (inner == 1 && (gap > 1 || a.kernel < kTapsAcrossLanes || 2 * a.stride < a.kernel)) {
         Op::fold_inputs(at, count, from, a.stride * step_, gap, a.kernel, 0, a.m == 1);
       } else if (a.stride == 1 && step_ == inner) {
         Op::fold_inputs(at, count * inner, from, 1, gap, a.kernel, 0);
@@ -247,38 +265,22 @@ class WidthReduction {
         }
       }
     }
-    const auto edges = [&](i64 begin, i64 end) {
-      if constexpr (Op::kDoubles) {  // computed above, unless an output may be the padding
-        const Row reduced = Op::at(into, (begin - lo) * inner);
-        if (all && !Op::may_be_padding(reduced, (end - begin) * inner)) return;
-      }
-      for (i64 o = begin; o < end; ++o) edge(o);
-    };
-    edges(lo, full_lo);
-    edges(full_hi, hi);
-  }
-
-  i64 columns_read() const { return covered_length(p_.axis[2], tile_.hi[2] - tile_.lo[2]); }
-
-  // Computes full windows of neighbours along a row.
-  void double_up(const T* from, i64 count, Row into) {
-    const Axis& a = p_.axis[2];
-    const i64 inner = p_.inner;
-    const Row to = a.stride > 1 ? spaced_ : into;
-    poolgrad::double_up<Op>(a, from, ((count - 1) * a.stride + 1) * inner, inner, doubled_, to);
-    for (i64 o = 0; a.stride > 1 && o < count; ++o) {
-      const Row window = Op::at(to, o * a.stride * inner);
-      Op::fold_rows(Op::at(into, o * inner), inner, &window, 0, 0, group_size<Op, 1>(),
-                    is_first<Op, true>());
-    }
+    for (i64 o = full_hi; o < hi; ++o) reduce_edge(row, 0, step_, o, into);
   }
 
   const Plan& p_;
   const Tile tile_;
+  const bool doubles_;
   Reader<T> reader_;
   const i64 step_;
-  const bool doubles_;
-  Row doubled_, spaced_;
+  const char** data_;  // of the planes
+  i64 planes_ = 1, spacing_ = 0, length_ = 0;
+  // For log-step doubling:
+  i64 origin_ = 0;  // input column of tap 0 of the first window
+  Range valid_{};   // input columns that are read
+  i64 padded_length_ = 0, dense_ = 0, piece_ = 0;
+  T* padded_ = nullptr;  // rows of inputs, between padding
+  Row partial_{}, spaced_{};
 };
 
 }  // namespace poolgrad::inline POOLGRAD_ISA

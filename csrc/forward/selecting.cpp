@@ -1,68 +1,95 @@
 // Forward passes of maximum, minimum and median, compiled once per instruction set: chooses the
 // algorithm, and computes separable filtering, which handles every call.
-#include <memory>
-
 #include "backward/split_ties.hpp"
 #include "base/common.hpp"
-#include "forward/selecting_tiles.hpp"
+#include "forward/selecting_output.hpp"
 #include "forward/selecting_units.hpp"
+#include "forward/separable.hpp"
 #include "forward/zero_ties.hpp"
 #include "geometry/partition.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
 namespace {
 
-// Separable filtering of the planes for which is_selected(plane) is true.
-template <class A, bool WithRoutes, class IsSelected>
-void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which,
-            IsSelected&& is_selected) {
+POOLGRAD_LOOP void store_routes(const u32* from, Dense to, const Segments& s) {
+  for (i64 k = 0; k < s.count; ++k, from += s.from_spacing) {
+    const i64 first = s.first + k * s.to_spacing;
+    prefetch(elements_of<char>(to, (first + kPrefetchElements<u32>)*size_of(to.dtype)));
+    overlapping_lanes<u32>(s.length, [&](auto w, i64 i) {
+      put_routes(load<Vec<u32, w()>>(from + i), to, first + i, w());
+    });
+  }
+}
+
+// Per-task state. Op: the reduction; Fast: the reduction of finite inputs.
+template <class Op, class Fast>
+struct SeparableState {
+  SeparableState(const Plan& p, const View& x, const Tile& tile, bool negate, i64 planes,
+                 Arena& arena)
+      : SeparableState(p, x, tile, negate, planes, arena, Arena(arena)) {}
+
+  Separable<Fast> fast;
+  Separable<Op> exact;
+  typename Op::Row row;
+
+ private:
+  // Both reductions use the same memory, as only one is in use at a time.
+  SeparableState(const Plan& p, const View& x, const Tile& tile, bool negate, i64 planes,
+                 Arena& arena, Arena shared)
+      : fast(p, x, tile, {negate}, {}, shared, planes),
+        exact(p, x, tile, {negate}, {}, arena, planes),
+        row(Op::take(arena, exact.length())) {}
+};
+
+// Separable filtering. Where rows are doubled, inputs are reduced as if they were finite, and again
+// if one is not.
+template <class A, bool WithRoutes>
+void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which) {
   const Plan& p = *work.plan;
+  using Op = Max<A, WithRoutes>;
+  using Fast = Max<A, WithRoutes, kFloat<A> && !kSpecialised<A>>;
+  using State = SeparableState<Op, Fast>;
   const bool negate = which == Select::smallest, has_empty = WithRoutes && has_empty_windows(p);
-  using State = SeparableState<A, WithRoutes>;
+  const bool assume_finite = doubles_along<Op>(p.axis[2]);
+  const Batch batch = Separable<Op>::batch(p);
+  Plan part = p;
+  part.inner = batch.channels;
   over_outputs(
       work,
-      [&](const Tile& tile, Arena& a) {
-        const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-        return State{{p, x, tile, {negate}, {}, a}, {y, n, a}, Max<A, WithRoutes>::take(a, n)};
+      [&](const Tile& tile, Arena& arena) {
+        return State(part, x, tile, negate, batch.planes, arena);
       },
-      [&](State& state, i64 plane, const Tile& tile) {
-        if (!is_selected(plane)) return;
-        state.separable.start(plane_of(x, plane));
-        select_tile(p, tile, state, routes, plane * p.out_plane(), which, has_empty);
-      });
+      [&](State& state, i64 first, i64 last, const Tile& tile) {
+        in_batches(p, batch, first, last, [&](i64 plane, i64 planes, i64 channel) {
+          const auto run = [&](auto& windows) {
+            return over_batch(p, batch, x, tile, plane, planes, channel, windows, state.row,
+                              [&](i64 od, i64 oh, typename Op::Row row, const Segments& segments) {
+                                finish<Op>(which, row.v, row.r, windows.length());
+                                for (i64 k = 0; has_empty && k < planes; ++k)
+                                  route_empty(part, tile, od, oh, row.r + k * windows.spacing());
+                                write_segments(y, row.v, segments);
+                                if constexpr (WithRoutes) store_routes(row.r, routes, segments);
+                              });
+          };
+          if (!assume_finite || !run(state.fast)) run(state.exact);
+        });
+      },
+      false, batch.planes);
 }
 
 void select(const Work& work, Select which, const View& x, Dense y, Dense routes) {
-  const Plan& plan = *work.plan;
   if (which == Select::median) return select_median(work, x, y, routes);
   Call call = call_of(Task::extreme, work, x);
   call.negated = which == Select::smallest;
   const Algorithm algorithm = choose(call);
-  // Planes that the specialised algorithm did not compute.
-  std::unique_ptr<std::atomic<bool>[]> uncomputed;
   if constexpr (!kGeneralOnly) {
-    switch (algorithm) {
-      case Algorithm::unrolled:
-      case Algorithm::unrolled_joined_rows:
-      case Algorithm::register_blocked:
-        return select_small(work, algorithm, which, x, y, routes);
-      case Algorithm::van_herk_2d:
-      case Algorithm::transposed_planes:
-        uncomputed = std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(plan.outer));
-        select_wide(work, algorithm, which, x, y, routes, uncomputed.get());
-        if (std::none_of(uncomputed.get(), uncomputed.get() + plan.outer,
-                         [](const auto& l) { return l.load(); }))
-          return;
-        break;
-      default:
-        break;
-    }
+    if (algorithm != Algorithm::separable)
+      return select_small(work, algorithm, which, x, y, routes);
   }
-  const auto is_selected = [&](i64 plane) { return !uncomputed || uncomputed.get()[plane]; };
   by_order(x.dtype, [&](auto a) {
     using A = decltype(a);
-    if (routes.data) reduce<A, true>(work, x, y, routes, which, is_selected);
-    else reduce<A, false>(work, x, y, routes, which, is_selected);
+    if (routes.data) reduce<A, true>(work, x, y, routes, which);
+    else reduce<A, false>(work, x, y, routes, which);
   });
 }
 

@@ -1,8 +1,6 @@
 // Declares the functions that selecting reductions define in separate translation units.
 #pragma once
 
-#include <atomic>
-
 #include "base/common.hpp"
 #include "choose.hpp"
 #include "kernels.hpp"
@@ -15,12 +13,6 @@ namespace poolgrad::inline POOLGRAD_ISA {
 void select_small(const Work&, Algorithm, Select, const View& x, Dense y, Dense routes);
 // The same for float16 and bfloat16.
 void select_small_two_bytes(const Work&, Algorithm, Select, const View& x, Dense y, Dense routes);
-
-// Maximum and minimum by Algorithm::van_herk_2d or transposed_planes, compared as float32.
-// Sets uncomputed[plane] for each plane that is not computed because the sum of the inputs is not
-// finite, either of this plane or of a plane in the same vector.
-void select_wide(const Work&, Algorithm, Select, const View& x, Dense y, Dense routes,
-                 std::atomic<bool>* uncomputed);
 
 // The median.
 void select_median(const Work&, const View& x, Dense y, Dense routes);

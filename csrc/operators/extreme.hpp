@@ -33,7 +33,6 @@ struct Max {
 
   static constexpr bool kIdempotent = true;
   static constexpr bool kDoubles = true;
-  static constexpr bool kRounds = false;  // merging in another order changes nothing
   static constexpr bool kNeedsFinite = kFloat<T> && !NaNs;  // an infinity may equal the fill
   static constexpr T kFill = lowest<T>();  // the result only if all inputs equal it
   static bool may_be_padding(Row row, i64 n) {
@@ -72,55 +71,14 @@ struct Max {
     return value <= V{};
   }
 
-  template <class V, class P>
-  static void rectify(V& best, P& best_tap) {
-    using Mask = std::make_signed_t<std::remove_cvref_t<decltype(best_tap[0])>>;
-    const auto zero = relu_is_zero(best);
-    best = zero ? V{} : best;
-    if constexpr (WithRoutes) best_tap = convert<Mask>(zero) ? P{} + kNowhere : best_tap;
-  }
-
-  // Partial reductions of W windows; tap indices are shifted when a partial reduction is loaded or
-  // stored.
-  template <class V>
-  struct Partial {
-    V best;
-    Vec<u32, static_cast<int>(sizeof(V) / sizeof(T))> best_tap;
-  };
-  template <class V>
-  static Partial<V> begin(V value, u32 tap = 0) {
-    Partial<V> partial{};
-    partial.best = value;
-    if constexpr (WithRoutes) partial.best_tap += tap;
-    return partial;
-  }
-  // Applies f to the members of two partial reductions.
-  template <class C, class F>
-  static C each(const C& a, const C& b, F&& f) {
-    C both{};
-    both.best = f(a.best, b.best);
-    if constexpr (WithRoutes) both.best_tap = f(a.best_tap, b.best_tap);
-    return both;
-  }
-  template <class C>
-  static C shifted_back(C partial, u32 by) {
-    if constexpr (WithRoutes) partial.best_tap -= by;
-    return partial;
-  }
-  template <class C>
-  static C load_partial(Row from, u32 by) {
-    C partial{load<decltype(C::best)>(from.v), {}};
-    if constexpr (WithRoutes) partial.best_tap = load<decltype(C::best_tap)>(from.r) + by;
-    return partial;
-  }
-  template <class C>
-  static void merge(C& partial, const C& later, u32 by = 0) {
-    keep_greater(partial.best, partial.best_tap, later.best, later.best_tap + by);
-  }
-  template <class C>
-  static void store_partial(Row to, const C& partial) {
-    store(to.v, partial.best);
-    if constexpr (WithRoutes) store(to.r, partial.best_tap);
+  // Copies n groups of `inner` elements, `step` apart.
+  POOLGRAD_LOOP static void copy_strided(Row to, Row from, i64 n, i64 inner, i64 step) {
+    for (i64 o = 0; o < n; ++o) {
+      for (i64 c = 0; c < inner; ++c) {
+        to.v[o * inner + c] = from.v[o * step + c];
+        if constexpr (WithRoutes) to.r[o * inner + c] = from.r[o * step + c];
+      }
+    }
   }
 
   template <class Size, class First, class Loader>
@@ -342,8 +300,8 @@ POOLGRAD_INLINE void put_routes(P best_tap, Dense to, i64 first, i64 lanes) {
 
 // Stores a row of routes.
 POOLGRAD_LOOP inline void store_routes(const u32* from, Dense to, i64 first, i64 n) {
-  lanes<u32>(n,
-             [&](auto w, i64 i) { put_routes(load<Vec<u32, w()>>(from + i), to, first + i, w()); });
+  overlapping_lanes<u32>(
+      n, [&](auto w, i64 i) { put_routes(load<Vec<u32, w()>>(from + i), to, first + i, w()); });
 }
 
 inline bool has_empty_windows(const Plan& p) {

@@ -1,8 +1,8 @@
 // Computes averages: sums of the inputs of windows, divided by their divisors.
 #pragma once
 
+#include "forward/separable.hpp"
 #include "forward/small_windows.hpp"
-#include "forward/van_herk_2d.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
@@ -16,8 +16,6 @@ struct Sum {
 
   static constexpr bool kIdempotent = false;
   static constexpr bool kDoubles = true;
-  static constexpr bool kRounds = true;        // merging in another order changes the rounding
-  static constexpr bool kNeedsFinite = false;  // sums of infinities and NaNs are correct
   static constexpr A kFill = A(0);
   static bool may_be_padding(Row, i64) { return false; }
 
@@ -40,33 +38,11 @@ struct Sum {
     });
   }
 
-  template <class V>
-  struct Partial {
-    V sum;
-  };
-  template <class V>
-  static Partial<V> begin(V value, u32 = 0) {
-    return {value};
-  }
-  template <class C, class F>
-  static C each(const C& a, const C& b, F&& f) {
-    return {f(a.sum, b.sum)};
-  }
-  template <class C>
-  static C shifted_back(const C& partial, u32) {
-    return partial;
-  }
-  template <class C>
-  static C load_partial(Row from, u32) {
-    return {load<decltype(C::sum)>(from.v)};
-  }
-  template <class C>
-  static void merge(C& partial, const C& later, u32 = 0) {
-    partial.sum += later.sum;
-  }
-  template <class C>
-  static void store_partial(Row to, const C& partial) {
-    store(to.v, partial.sum);
+  // Copies n groups of `inner` elements, `step` apart.
+  POOLGRAD_LOOP static void copy_strided(Row to, Row from, i64 n, i64 inner, i64 step) {
+    for (i64 o = 0; o < n; ++o) {
+      for (i64 c = 0; c < inner; ++c) to.v[o * inner + c] = from.v[o * step + c];
+    }
   }
 
   // Reduces a vector to W lanes: halves are added, then their halves, and so on.
@@ -190,31 +166,28 @@ struct ColumnDivisors {
   }
 };
 
-// Per-task state of averages that are computed row by row.
+// Per-task state of averages that are computed row by row. Windows: Separable or ColumnSums.
 template <class A, class Windows>
 struct MeanState {
+  MeanState(const Plan& p, const View& x, const Tile& tile, const ReadOptions<A>& options,
+            Arena& arena, i64 planes)
+      : windows(p, x, tile, options, {}, arena, planes),
+        row(Sum<A>::take(arena, windows.length())),
+        divisors(arena.take<A>(windows.length())) {}
+
   Windows windows;
-  RowWriter<A> y;
-  A* row;
-  ColumnDivisors<A> columns;
-
-  static bool depth_first() { return false; }
-  void start(const char* plane) { windows.start(plane); }
-
-  // Computes rows of n outputs from oh on (here one) and returns their number. rows_of(oh) returns
-  // the divisor of a row.
-  template <class RowsOf>
-  i64 compute_rows(i64 od, i64 oh, i64, i64 first, const Tile&, i64 n, RowsOf&& rows_of) {
-    const A* sums = windows.row(od, oh, {row}).v;
-    const A rows = rows_of(oh);
-    const typename Mean<A, true>::Target line{y.reserve(first, n, false), columns.row, &rows};
-    overlapping_lanes<A>(n, [&](auto w, i64 i) {
-      prefetch(line.y + i + kPrefetchElements<A>);
-      Mean<A, true>::divide(line, i, load<Vec<A, w()>>(sums + i));
-    });
-    return 1;
-  }
+  typename Sum<A>::Row row;
+  A* divisors;  // of the row, without the factor that all outputs share
 };
+
+// Divides a row of n sums, which are whole vectors. Adds 0, so that a sum of negative zeros is 0.0.
+template <class A>
+POOLGRAD_LOOP void divide(A* sums, A rows, const A* divisors, i64 n) {
+  lanes<A>(n, [&](auto w, i64 i) {
+    using V = Vec<A, w()>;
+    store(sums + i, (V{} + load<V>(sums + i)) / (rows * load<V>(divisors + i)));
+  });
+}
 
 // Memory of a tile of averages of small windows.
 template <class A, bool Lines>
@@ -251,59 +224,5 @@ class MeanOutput {
   ColumnDivisors<A> columns_;
   i64 first_ = 0;  // output of the plane
 };
-
-template <class State>
-void average_tile(const Plan& p, const Tile& tile, State& state, Divisor divisor, i64 plane) {
-  state.columns.fill(p, divisor, tile.lo[2], tile.hi[2]);
-  const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-  over_rows(tile, state.depth_first(), [&](i64 od, i64 oh) {
-    const i64 first = plane + p.output_index(od, oh, tile.lo[2]);
-    return state.compute_rows(od, oh, tile.hi[1] - oh, first, tile, n, [&](i64 row) {
-      return static_cast<std::remove_pointer_t<decltype(state.columns.row)>>(
-          divisor.of_rows(p, od, row));
-    });
-  });
-}
-
-// Per-task state of averages of wide windows.
-template <class A>
-struct WideMeanState {
-  WideMeanState(const Plan& p, const View& x, const Tile& tile, Dense to,
-                const PlanDivisor* input_divisor, Arena& arena)
-      : van_herk(p, x, tile, {false, input_divisor}, {}, arena),
-        y(to, van_herk.max_elements(), arena),
-        rows(arena.take<A>(van_herk.max_rows())),
-        columns{arena.take<A>((tile.hi[2] - tile.lo[2]) * p.inner)} {}
-
-  VanHerk2d<Sum<A>> van_herk;
-  TileWriter<A> y;
-  A* rows;
-  ColumnDivisors<A> columns;
-};
-
-template <class A>
-void wide_average_tile(const Plan& p, WideMeanState<A>& state, const char* inputs, Divisor divisor,
-                       i64 plane) {
-  using V = typename VanHerk2d<Sum<A>>::V;
-  using Patch = typename VanHerk2d<Sum<A>>::Patch;
-  const auto open = [&](const Patch& patch, i64 oh, i64 rows) {
-    state.columns.fill(p, divisor, patch.tile.lo[2], patch.tile.hi[2]);
-    for (i64 q = 0; q < rows; ++q) state.rows[q] = static_cast<A>(divisor.of_rows(p, 0, oh + q));
-    state.y.open(p, patch, plane + oh * p.out_row());
-    return [by_pixel = patch.by_pixel, values = state.y.values(), strips = state.y.buffer_strips,
-            strip = state.y.array_strips.strip, prefetch_distance = state.y.prefetch_distance,
-            of_rows = state.rows, columns = state.columns.row](
-               i64 q, i64 s, const auto& partial, u32, i64 lanes) __attribute__((always_inline)) {
-      A* y = values + strips.at(q, s);
-      prefetch(y + prefetch_distance);
-      const A* divisors = columns + s * strip;
-      const V of_columns = by_pixel ? V{} + *divisors : load_first<V>(divisors, lanes);
-      store_first(y, (V{} + partial.sum) / (of_rows[q] * of_columns), lanes);
-    };
-  };
-  const auto close = [&](const Patch& patch, i64, i64 rows) { state.y.close(patch, rows); };
-  for (i64 k = 0; k < state.van_herk.patches(); ++k)
-    state.van_herk.compute_patch(inputs, k, open, close);
-}
 
 }  // namespace poolgrad::inline POOLGRAD_ISA

@@ -18,43 +18,35 @@ void mixed_backward(const Work&, const View& gy, const View& routes, Parameter a
 
 namespace {
 
-template <class A, class MakeState>
-void average_by(const Work& work, const View& x, Divisor divisor, MakeState&& make_state) {
+// Averages by Separable or ColumnSums.
+template <class A, class Windows>
+void average_by_rows(const Work& work, const View& x, Dense y, Divisor divisor,
+                     const PlanDivisor* input_divisor = nullptr) {
   const Plan& p = *work.plan;
+  using State = MeanState<A, Windows>;
+  Batch batch = Windows::batch(p);
+  if (input_divisor) batch = {1, p.inner};
+  Plan part = p;
+  part.inner = batch.channels;
   over_outputs(
       work,
       [&](const Tile& tile, Arena& arena) {
-        A* columns = arena.take<A>((tile.hi[2] - tile.lo[2]) * p.inner);
-        return make_state(tile, arena, columns);
+        return State(part, x, tile, {false, input_divisor}, arena, batch.planes);
       },
-      [&](auto& state, i64 plane, const Tile& tile) {
-        state.start(plane_of(x, plane));
-        average_tile(p, tile, state, divisor, plane * p.out_plane());
-      });
-}
-
-template <class A, class Windows, class MakeWindows>
-void average_by_rows(const Work& work, const View& x, Dense y, Divisor divisor,
-                     MakeWindows&& make_windows) {
-  const Plan& p = *work.plan;
-  average_by<A>(work, x, divisor, [&](const Tile& tile, Arena& arena, A* columns) {
-    const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-    return MeanState<A, Windows>{
-        make_windows(tile, arena), {y, n, arena}, arena.take<A>(n), {columns}};
-  });
-}
-
-template <class A>
-void average_by_van_herk(const Work& work, const View& x, Dense y, Divisor divisor,
-                         const PlanDivisor* input_divisor) {
-  const Plan& p = *work.plan;
-  using State = WideMeanState<A>;
-  over_outputs(
-      work,
-      [&](const Tile& tile, Arena& arena) { return State(p, x, tile, y, input_divisor, arena); },
-      [&](State& state, i64 plane, const Tile&) {
-        wide_average_tile(p, state, plane_of(x, plane), divisor, plane * p.out_plane());
-      });
+      [&](State& state, i64 first, i64 last, const Tile& tile) {
+        for (i64 k = 0; k < batch.planes; ++k)
+          divisor.fill_row(part, tile.lo[2], tile.hi[2],
+                           state.divisors + k * state.windows.spacing());
+        in_batches(p, batch, first, last, [&](i64 plane, i64 planes, i64 channel) {
+          over_batch(p, batch, x, tile, plane, planes, channel, state.windows, state.row,
+                     [&](i64 od, i64 oh, typename Sum<A>::Row row, const Segments& segments) {
+                       divide(row.v, static_cast<A>(divisor.of_rows(p, od, oh)), state.divisors,
+                              state.windows.length());
+                       write_segments(y, row.v, segments);
+                     });
+        });
+      },
+      false, batch.planes);
 }
 
 template <class A, bool Lines>
@@ -83,7 +75,6 @@ void average(const Work& whole, const View& given, Dense y, bool count_padding, 
   const Algorithm algorithm = choose(call_of(Task::average, work, x));
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
-    using SeparableSum = Separable<Sum<A>>;
     switch (algorithm) {
       case Algorithm::plane_means:
         return over_outputs(
@@ -94,17 +85,10 @@ void average(const Work& whole, const View& given, Dense y, bool count_padding, 
         if (shares_nothing(p))
           return average_small_windows<A, false>(work, algorithm, x, y, divide);
         return average_small_windows<A, true>(work, algorithm, x, y, divide);
-      case Algorithm::van_herk_2d:
-        return average_by_van_herk<A>(work, x, y, divide, nullptr);
       case Algorithm::column_sums:
-        return average_by_rows<A, ColumnSums<A>>(
-            work, x, y, divide,
-            [&](const Tile& tile, Arena& arena) { return ColumnSums<A>(p, x, tile, arena); });
+        return average_by_rows<A, ColumnSums<A>>(work, x, y, divide);
       default:
-        return average_by_rows<A, SeparableSum>(
-            work, x, y, divide, [&](const Tile& tile, Arena& arena) {
-              return SeparableSum(p, x, tile, {}, Sum<A>{}, arena);
-            });
+        return average_by_rows<A, Separable<Sum<A>>>(work, x, y, divide);
     }
   });
 }
@@ -125,18 +109,12 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
         break;
       case Algorithm::gather:
         return run_backward<Gather<A, false>>(work, gy, nullptr, divide, gx);
-      case Algorithm::transposed_van_herk_2d:
       case Algorithm::transposed_separable: {
         Plan back = p;
         for (Axis& axis : back.axis) axis = transposed(axis);
         const PlanDivisor input_divisor{p, divide};
-        if (algorithm == Algorithm::transposed_van_herk_2d)
-          return average_by_van_herk<A>({&back, work.threads}, gy, gx, {false, 1}, &input_divisor);
-        using SeparableSum = Separable<Sum<A>>;
-        return average_by_rows<A, SeparableSum>(
-            {&back, work.threads}, gy, gx, {false, 1}, [&](const Tile& tile, Arena& arena) {
-              return SeparableSum(back, gy, tile, {false, &input_divisor}, Sum<A>{}, arena);
-            });
+        return average_by_rows<A, Separable<Sum<A>>>({&back, work.threads}, gy, gx, {false, 1},
+                                                     &input_divisor);
       }
       default:
         break;
