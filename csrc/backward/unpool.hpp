@@ -2,7 +2,12 @@
 // with the same index the last is kept, and only it receives the gradient.
 #pragma once
 
+#include <atomic>
+
+#include "base/scratch.hpp"
+#include "base/thread_pool.hpp"
 #include "geometry/view.hpp"
+#include "kernels.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
@@ -71,6 +76,62 @@ void unpool_plane_backward(const Plan& p, const View& gy, const char* gradients,
       gx[number * p.inner + c] = last ? from[at] : T{};
     });
   }
+}
+
+inline bool all_indices_inside(const Work& work, const View& positions, i64* invalid) {
+  std::atomic<i64> outside{-1};
+  std::atomic<bool> all{true};
+  parallel_for(work.plan->outer, work.threads, [&](i64 plane) {
+    i64 found = -1;
+    if (all_inside(*work.plan, positions, plane_of(positions, plane), &found)) return;
+    all = false;
+    outside = found;
+  });
+  *invalid = outside;
+  return all;
+}
+
+template <class F>
+void by_size(Dtype dtype, F&& f) {
+  switch (size_of(dtype)) {
+    case 1:
+      return f(std::uint8_t{});
+    case 2:
+      return f(std::uint16_t{});
+    case 4:
+      return f(std::uint32_t{});
+    default:
+      return f(std::uint64_t{});
+  }
+}
+
+inline bool unpool(const Work& work, const View& x, const View& positions, Dense y, i64* invalid) {
+  const Plan& p = *work.plan;
+  if (!all_indices_inside(work, positions, invalid)) return false;
+  by_size(x.dtype, [&](auto t) {
+    using T = decltype(t);
+    parallel_for(p.outer, work.threads, [&](i64 plane) {
+      unpool_plane<T>(p, x, plane_of(x, plane), positions, plane_of(positions, plane),
+                      elements_of<T>(y, plane * p.out_plane()));
+    });
+  });
+  return true;
+}
+
+inline bool unpool_backward(const Work& work, const View& gy, const View& positions, Dense gx,
+                            i64* invalid) {
+  const Plan& p = *work.plan;
+  if (!all_indices_inside(work, positions, invalid)) return false;
+  by_size(gy.dtype, [&](auto t) {
+    using T = decltype(t);
+    parallel_for(p.outer, work.threads, [&](i64 plane) {
+      const auto bytes = static_cast<std::size_t>(p.out_plane() / p.inner) * sizeof(u32);
+      unpool_plane_backward<T>(p, gy, plane_of(gy, plane), positions, plane_of(positions, plane),
+                               reinterpret_cast<u32*>(thread_scratch(bytes)),
+                               elements_of<T>(gx, plane * p.in_plane()));
+    });
+  });
+  return true;
 }
 
 }  // namespace poolgrad::inline POOLGRAD_ISA
