@@ -27,20 +27,6 @@ void each_index(const Plan& p, const View& x, const View& indices, const char* p
   }
 }
 
-// Returns whether all indices lie in the plane of the output; else stores an invalid one.
-inline bool all_inside(const Plan& p, const View& indices, const char* plane, i64* invalid) {
-  const i64 size = p.axis[0].out * p.axis[1].out * p.axis[2].out;
-  bool inside = true;
-  for (i64 c = 0; c < p.inner; ++c) {
-    each_index(p, indices, indices, plane, c, [&](i64, i64, i64 index) {
-      if (index >= 0 && index < size) return;
-      inside = false;
-      *invalid = index;
-    });
-  }
-  return inside;
-}
-
 template <class T>
 void unpool_plane(const Plan& p, const View& x, const char* values, const View& indices,
                   const char* index_plane, T* y) {
@@ -78,14 +64,20 @@ void unpool_plane_backward(const Plan& p, const View& gy, const char* gradients,
   }
 }
 
-inline bool all_indices_inside(const Work& work, const View& positions, i64* invalid) {
+// Returns whether all indices lie in their planes of the output; else stores an invalid one.
+inline bool all_indices_inside(const Work& work, const View& indices, i64* invalid) {
+  const Plan& p = *work.plan;
+  const auto size = static_cast<std::uint64_t>(p.axis[0].out * p.axis[1].out * p.axis[2].out);
   std::atomic<i64> outside{-1};
   std::atomic<bool> all{true};
-  parallel_for(work.plan->outer, work.threads, [&](i64 plane) {
-    i64 found = -1;
-    if (all_inside(*work.plan, positions, plane_of(positions, plane), &found)) return;
-    all = false;
-    outside = found;
+  parallel_for(p.outer, work.threads, [&](i64 plane) {
+    for (i64 c = 0; c < p.inner; ++c) {
+      each_index(p, indices, indices, plane_of(indices, plane), c, [&](i64, i64, i64 index) {
+        if (static_cast<std::uint64_t>(index) < size) return;
+        all = false;
+        outside = index;
+      });
+    }
   });
   *invalid = outside;
   return all;
