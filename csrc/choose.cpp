@@ -121,29 +121,14 @@ bool handles_plane_gradients(const Call& call) {
   return p.inner == 1 && is_global(p.axis[0]) && is_global(p.axis[1]) && is_global(p.axis[2]);
 }
 
-bool handles_gather(const Plan& p, bool routed) {
-  const bool disjoint = !routed && is_disjoint(p);
-  i64 inverse_taps = 1;
-  for (const Axis& a : p.axis) {
-    if (!a.regular() || (a.kernel > 1024 && !disjoint) || reach(a) / a.stride >= 16) return false;
-    inverse_taps *= max_windows(a);
-  }
-  return inverse_taps <= kMaxInverseTaps &&
-         (disjoint || p.axis[2].stride <= (p.inner > 1 ? kMaxPhases : 8));
-}
-bool handles_gather_of_routes(const Call& call) { return handles_gather(*call.plan, true); }
-bool handles_gather_of_averages(const Call& call) { return handles_gather(*call.plan, false); }
-
 bool handles_register_blocked_backward(const Call& call) {
   const Plan& p = *call.plan;
-  const Axis& width = p.axis[2];
-  return !call.general_only && p.inner == 1 && width.dilation == 1 && p.axis[1].in > 1 &&
-         is_compiled_square(p, 2) &&
+  const Axis &height = p.axis[1], &width = p.axis[2];
+  const bool single_rows = has_few_taps(p) && height.kernel == 1 && height.stride == 1 &&
+                           (width.kernel == 2 || width.kernel == 3) && width.stride <= 2;
+  return !call.general_only && p.inner == 1 && max_windows(p.axis[0]) == 1 && width.dilation == 1 &&
+         (single_rows || (is_compiled_square(p, 2) && height.in > 1)) &&
          width.in / width.stride >= lanes(call, summed_bytes(call.input.dtype)) / 2;
-}
-// Adds in the same order as `gather`.
-bool handles_register_blocked_average_backward(const Call& call) {
-  return handles_gather_of_averages(call) && handles_register_blocked_backward(call);
 }
 bool handles_channels_last_backward(const Call& call) {
   const Dtype dtype = call.input.dtype;
@@ -197,12 +182,18 @@ bool prefers_joined_rows(const Call& call) {
          covered_length(width, width.out) <= kShort && (small || dense);
 }
 
-// For few taps, vector comparisons cost less than scalar additions at computed addresses.
-bool prefers_gather_of_routes(const Call& call) {
+// In short rows the scatter is faster, as it computes several planes at a time.
+bool prefers_register_blocked_backward(const Call& call) {
   const Plan& p = *call.plan;
-  const Axis& width = p.axis[2];
-  return p.inner == 1 && p.taps <= 5 && width.stride <= 2 &&
-         width.in >= 4 * lanes(call, summed_bytes(call.input.dtype));
+  return p.axis[1].in > 1 || p.axis[2].in >= 4 * lanes(call, summed_bytes(call.input.dtype));
+}
+
+// Whether each input lies in so few windows that adding them costs less than reducing transposed
+// windows.
+bool prefers_gather(const Call& call) {
+  i64 windows = 1;
+  for (const Axis& a : call.plan->axis) windows *= smaller(max_windows(a), kMaxInverseTaps + 1);
+  return windows <= kMaxInverseTaps;
 }
 
 bool prefers_column_sums(const Call& call) {
@@ -242,18 +233,15 @@ constexpr TableRow kTable[] = {
     {Task::nonlinear, A::copied_windows, always, always},
 
     {Task::routes_backward, A::register_blocked_backward, handles_register_blocked_backward,
-     always},
+     prefers_register_blocked_backward},
     {Task::routes_backward, A::register_blocked_channels_last_backward,
      handles_channels_last_backward, always},
-    {Task::routes_backward, A::gather, handles_gather_of_routes, prefers_gather_of_routes},
     {Task::routes_backward, A::scatter_routes, always, always},
 
     {Task::average_backward, A::plane_gradients, handles_plane_gradients, always},
-    {Task::average_backward, A::register_blocked_backward,
-     handles_register_blocked_average_backward, always},
-    {Task::average_backward, A::gather, handles_gather_of_averages, always},
+    {Task::average_backward, A::gather, always, prefers_gather},
     {Task::average_backward, A::transposed_separable, handles_transposed, always},
-    {Task::average_backward, A::scatter_equal_shares, always, always},
+    {Task::average_backward, A::gather, always, always},
 
     {Task::weights_backward, A::scatter_weights, always, always},
 };
@@ -274,7 +262,6 @@ constexpr const char* kNames[kAlgorithms] = {
     "gather",
     "transposed_separable",
     "scatter_routes",
-    "scatter_equal_shares",
     "scatter_weights",
 };
 

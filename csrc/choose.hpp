@@ -34,7 +34,6 @@ enum class Algorithm {
   gather,
   transposed_separable,
   scatter_routes,
-  scatter_equal_shares,
   scatter_weights,
 };
 inline constexpr int kAlgorithms = static_cast<int>(Algorithm::scatter_weights) + 1;
@@ -76,7 +75,6 @@ inline constexpr int kMaxSorted = 25;                 // of a window: sorting ne
 inline constexpr i64 kMaxNonlinearTaps = kMaxTaps;    // of a window: unrolled nonlinear operators
 inline constexpr i64 kMaxCopiedPlane = i64{1} << 12;  // elements: plane means
 inline constexpr i64 kMaxInverseTaps = 32;            // windows that hold an input: gather
-inline constexpr i64 kMaxPhases = 16;                 // stride of a row: gather
 inline constexpr i64 kMaxFolded = 4;                  // inputs that are reduced at a time
 
 Algorithm choose(const Call& call);
@@ -140,13 +138,6 @@ inline bool shares_much(const Axis& a) { return a.overlap && a.kernel > kMaxFold
 // The largest number of windows along an axis that hold the same input.
 inline i64 max_windows(const Axis& a) {
   return a.dilation == 1 ? ceil_div(a.kernel, a.stride) : a.kernel;
-}
-
-// Whether windows along the width do not overlap, so that a gather copies shares. Polyphase rows of
-// single channels are faster at stride 2.
-inline bool is_disjoint(const Plan& p) {
-  const Axis& a = p.axis[2];
-  return a.dilation == 1 && a.stride >= a.kernel && a.stride > (p.inner > 1 ? 1 : 2);
 }
 
 // Whether no input lies in two windows.

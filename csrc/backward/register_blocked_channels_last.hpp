@@ -23,16 +23,14 @@ class RegisterBlockedChannelsLastBackward {
             gx_.choose_nontemporal(p.inner, p.outer * p.in_plane() * static_cast<i64>(sizeof(T)))),
         staged_(arena.take<T>(kSquares * p.axis[1].stride * length_)),
         zero_gradients_(arena.take<T>(p.inner)),
-        rows_(arena.take<T*>(kSquares * p.axis[1].stride)),
-        no_routes_(arena.take<std::uint8_t>(p.inner)) {}
+        rows_(arena.take<T*>(kSquares * p.axis[1].stride)) {}
 
-  void run(const View& gy, const View* routes, Divisor, i64 plane) {
+  void run(const View& gy, const View& routes, i64 plane) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
-    gy_ = &gy, routing_ = routes;
+    gy_ = &gy, routing_ = &routes;
     gradients_ = reinterpret_cast<const T*>(plane_of(gy, plane));
-    routes_ = reinterpret_cast<const std::uint8_t*>(plane_of(*routes, plane));
+    routes_ = reinterpret_cast<const std::uint8_t*>(plane_of(routes, plane));
     std::fill(zero_gradients_, zero_gradients_ + p_.inner, T(0));
-    std::memset(no_routes_, 0xFF, static_cast<std::size_t>(p_.inner));
     const i64 last = floor_div(tile_.hi[1] - 1 + height.lo, height.stride);
     const i64 end = floor_div(width.in - 1 + width.lo, width.stride) + 1;
     const i64 full_lo = ceil_div(width.lo, width.stride);  // the other blocks reach beyond the row
@@ -45,10 +43,11 @@ class RegisterBlockedChannelsLastBackward {
         const bool in_place = gx_.in_place() && b >= full_lo && next <= full_hi;
         for (i64 r = 0; r < kSquares * height.stride; ++r) {
           const i64 h = a * height.stride - height.lo + r;
-          const bool real = h >= tile_.lo[1] && h < tile_.hi[1];
+          const bool in_tile = h >= tile_.lo[1] && h < tile_.hi[1];
           const i64 at = first_of(plane, h, b * width.stride - width.lo);
-          rows_[r] = in_place && real ? gx_.reserve(at, (next - b) * width.stride * p_.inner, false)
-                                      : staged_ + r * length_;
+          rows_[r] = in_place && in_tile
+                         ? gx_.reserve(at, (next - b) * width.stride * p_.inner, false)
+                         : staged_ + r * length_;
         }
         by_shape(width, [&](auto kernel, auto stride) {
           compute_blocks<kernel(), stride()>(a, b, next, in_place);
@@ -59,7 +58,7 @@ class RegisterBlockedChannelsLastBackward {
   }
 
  private:
-  // Pointers to the channels of an output's gradient and route; to zeros and kNowhere outside the
+  // Pointers to the channels of an output's gradient and route; to zeros and any routes outside the
   // plane of outputs.
   struct OutputChannels {
     const T* gradient;
@@ -67,7 +66,7 @@ class RegisterBlockedChannelsLastBackward {
   };
   OutputChannels source_of(i64 oh, i64 ow) const {
     if (oh < 0 || oh >= p_.axis[1].out || ow < 0 || ow >= p_.axis[2].out)
-      return {zero_gradients_, no_routes_};
+      return {zero_gradients_, reinterpret_cast<const std::uint8_t*>(zero_gradients_)};
     return {gradients_ + oh * gy_->height + ow * gy_->width,
             routes_ + oh * routing_->height + ow * routing_->width};
   }
@@ -157,7 +156,6 @@ class RegisterBlockedChannelsLastBackward {
   const bool nontemporal_;
   T *staged_, *zero_gradients_;
   T** rows_;  // where rows of blocks are stored
-  std::uint8_t* no_routes_;
   const View *gy_ = nullptr, *routing_ = nullptr;
   const T* gradients_ = nullptr;
   const std::uint8_t* routes_ = nullptr;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "backward/tiles.hpp"
+#include "forward/row_writer.hpp"
 #include "forward/separable.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
@@ -69,32 +70,56 @@ T count_winners(const std::uint8_t* bits, i64 bytes) {
 }
 
 template <class T>
-void split_ties_backward(const Plan& p, const InputTile& tile, const View& gy,
-                         const char* gradients, const std::uint8_t* winners, TieRows<T>& rows,
-                         TileSums<T>& sums, Dense gx, i64 plane) {
-  const i64 bytes = p.winner_bytes();
-  const Range outs = {covering(p.axis[2], tile.lo[2]).lo, covering(p.axis[2], tile.hi[2] - 1).hi};
-  T* to = sums.start(gx, plane);
-  each_row_reaching(p, tile, [&](i64 od, i64 oh) {
-    sums.zero_rows_of(od, oh);
-    const T* g = row_of(gy, gradients, p.inner, od, oh, outs.lo, outs.hi, rows.outputs);
-    const std::uint8_t* bits =
-        winners + ((od * p.axis[1].out + oh) * p.out_row() + outs.lo * p.inner) * bytes;
-    for (i64 i = 0; i < (outs.hi - outs.lo) * p.inner; ++i) {
-      rows.sums[i] = g[i] / count_winners<T>(bits + i * bytes, bytes);
+class SplitTiesBackward {
+ public:
+  SplitTiesBackward(const Plan& p, const InputTile& tile, Dense gx, Arena& arena)
+      : p_(p),
+        tile_(tile),
+        outs_{covering(p.axis[2], tile.lo[2]).lo, covering(p.axis[2], tile.hi[2] - 1).hi},
+        n_((tile.hi[2] - tile.lo[2]) * p.inner),
+        gx_(gx, n_, arena),
+        gradients_(arena.take<T>((outs_.hi - outs_.lo) * p.inner)) {}
+
+  void run(const View& gy, const std::uint8_t* winners, i64 plane) {
+    i64 at = plane * p_.in_plane() + first_input(p_, tile_);
+    for (i64 d = tile_.lo[0]; d < tile_.hi[0]; ++d) {
+      for (i64 h = tile_.lo[1]; h < tile_.hi[1]; ++h, at += n_) {
+        T* const row = gx_.reserve(at, n_);
+        std::fill(row, row + n_, T(0));
+        each_row_holding(p_, d, h, [&](i64 od, i64 oh, i64 tap) {
+          const T* g =
+              row_of(gy, plane_of(gy, plane), p_.inner, od, oh, outs_.lo, outs_.hi, gradients_);
+          add_row(g, winners + p_.output_index(od, oh, outs_.lo) * p_.winner_bytes(), tap, row);
+        });
+      }
     }
-    each_line(p, od, oh, [&](i64 line, i64 d, i64 h) {
-      const i64 row = (d * p.axis[1].in + h) * p.axis[2].in * p.inner;
-      each_tap(p, outs.lo, outs.hi, line, [&](i64 output, i64 tap, i64 column) {
-        const i64 at = row + column;
-        if (bit(bits + output * bytes, tap) && at >= sums.first() && at < sums.last()) {
-          to[at] += rows.sums[output];
-        }
-      });
-    });
-  });
-  sums.finish(gx, plane);
-}
+  }
+
+ private:
+  void add_row(const T* g, const std::uint8_t* winners, i64 tap, T* row) const {
+    const Axis& width = p_.axis[2];
+    const i64 bytes = p_.winner_bytes(), lo = tile_.lo[2];
+    each_window_part(width, outs_, lo, tile_.hi[2],
+                     [&](i64 output, const Span& s, i64 first, i64 end) {
+                       for (i64 t = first; t < end; ++t) {
+                         T* const to = row + (s.begin + t * width.dilation - lo) * p_.inner;
+                         for (i64 c = 0; c < p_.inner; ++c) {
+                           const i64 i = output * p_.inner + c;
+                           const std::uint8_t* bits = winners + i * bytes;
+                           if (bit(bits, tap + s.first_tap + t))
+                             to[c] += g[i] / count_winners<T>(bits, bytes);
+                         }
+                       }
+                     });
+  }
+
+  const Plan& p_;
+  const InputTile tile_;
+  const Range outs_;  // the outputs of a row whose windows reach the tile
+  const i64 n_;
+  RowWriter<T> gx_;
+  T* gradients_;
+};
 
 template <class T>
 void split_ties_jvp(const Plan& p, const Tile& tile, const View& x, const char* tangents,

@@ -96,82 +96,6 @@ class Phases {
   StoredPhase phases_[kMaxStoredPhases];
 };
 
-// The inverse taps of inputs [lo, hi) of an axis: the outputs whose windows hold an input, in
-// ascending order, and its tap index there. Computed once for many planes, because divisions are
-// slow.
-class InverseTaps {
- public:
-  struct InverseTap {
-    i64 output, tap;
-  };
-  struct List {
-    const InverseTap *first, *last;
-    const InverseTap* begin() const { return first; }
-    const InverseTap* end() const { return last; }
-  };
-
-  // No input lies in more than `max_windows_of_input` windows.
-  InverseTaps(const Axis& a, i64 lo, i64 hi, i64 max_windows_of_input, Arena& arena)
-      : a_(a),
-        lo_(lo),
-        hi_(hi),
-        all_(arena.take<InverseTap>((hi - lo) * max_windows_of_input)),
-        begins_(arena.take<i64>(hi - lo + 1)) {}
-
-  void fill() {
-    i64 count = 0;
-    for (i64 i = lo_; i < hi_; ++i) {
-      begins_[i - lo_] = count;
-      const Range outs = covering(a_, i);
-      for (i64 o = outs.lo; o < outs.hi; ++o) {
-        const i64 tap = tap_of(a_, span_of(a_, o), i);
-        if (tap >= 0) all_[count++] = {o, tap};
-      }
-    }
-    begins_[hi_ - lo_] = count;
-  }
-
-  List operator[](i64 i) const { return {all_ + begins_[i - lo_], all_ + begins_[i - lo_ + 1]}; }
-
- private:
-  const Axis& a_;
-  i64 lo_, hi_;
-  InverseTap* all_;
-  i64* begins_;
-};
-
-// Offsets of the taps of a window in memory, from its first tap.
-class TapOffsets {
- public:
-  // Larger windows, and windows with more taps than the call has outputs, use no table.
-  static constexpr i64 kMaxTable = 1 << 16;
-
-  TapOffsets(const Plan& p, i64 depth, i64 height, i64 width, Arena& arena)
-      : kh_(p.axis[1].kernel),
-        kw_(p.axis[2].kernel),
-        depth_(depth * p.axis[0].dilation),
-        height_(height * p.axis[1].dilation),
-        width_(width * p.axis[2].dilation),
-        table_(p.taps <= smaller(kMaxTable, p.outer * p.out_plane()) ? arena.take<i64>(p.taps)
-                                                                     : nullptr),
-        taps_(p.taps) {}
-
-  void fill() {
-    for (i64 k = 0; table_ && k < taps_; ++k) table_[k] = compute(k);
-  }
-  i64 operator[](i64 tap) const { return table_ ? table_[tap] : compute(tap); }
-
- private:
-  i64 compute(i64 tap) const {
-    const i64 row = tap / kw_;
-    return row / kh_ * depth_ + row % kh_ * height_ + tap % kw_ * width_;
-  }
-
-  i64 kh_, kw_, depth_, height_, width_;
-  i64* table_;
-  i64 taps_;
-};
-
 // Calls each(od, oh, tap) in ascending order for the output rows whose windows hold input row (d,
 // h); tap: the first of this row.
 template <class F>
@@ -204,79 +128,27 @@ void each_window_part(const Axis& width, Range outs, i64 lo, i64 hi, F&& each) {
   }
 }
 
+// The first element of a tile, in its plane, and the number of elements: a tile is contiguous.
+inline i64 first_input(const Plan& p, const InputTile& tile) {
+  return ((tile.lo[0] * p.axis[1].in + tile.lo[1]) * p.axis[2].in + tile.lo[2]) * p.inner;
+}
+inline i64 inputs_of(const Plan& p, const InputTile& tile) {
+  i64 n = p.inner;
+  for (int a = 0; a < 3; ++a) n *= tile.hi[a] - tile.lo[a];
+  return n;
+}
+
 // The position of tap 0 of output `o`, which may lie in the padding.
 inline i64 start_of(const Axis& a, i64 o) {
   return a.regular() ? o * a.stride - a.lo : span_of(a, o).begin;
 }
 
-// Calls each(od, oh) for all output rows whose windows reach a tile, in ascending order.
-template <class F>
-void each_row_reaching(const Plan& p, const InputTile& tile, F&& each) {
-  const Range depths = {covering(p.axis[0], tile.lo[0]).lo, covering(p.axis[0], tile.hi[0] - 1).hi};
-  const Range heights = {covering(p.axis[1], tile.lo[1]).lo,
-                         covering(p.axis[1], tile.hi[1] - 1).hi};
-  for (i64 od = depths.lo; od < depths.hi; ++od) {
-    for (i64 oh = heights.lo; oh < heights.hi; ++oh) each(od, oh);
-  }
-}
-
-// Sums of a tile of a plane: the array itself, or a buffer if it has another type. Zeroes them row
-// by row, just before the first addition, while they are in the cache.
-template <class T>
-class TileSums {
- public:
-  TileSums(const Plan& p, const InputTile& tile, bool in_place, Arena& arena) : p_(p) {
-    row_ = p.axis[2].in * p.inner;
-    first_ = ((tile.lo[0] * p.axis[1].in) + tile.lo[1]) * row_ + tile.lo[2] * p.inner;
-    last_ = ((tile.hi[0] - 1) * p.axis[1].in + tile.hi[1] - 1) * row_ + tile.hi[2] * p.inner;
-    buffer_ = in_place ? nullptr : arena.take<T>(last_ - first_);
-  }
-
-  i64 first() const { return first_; }
-  i64 last() const { return last_; }
-
-  // Returns the sums, indexed from the beginning of the plane.
-  T* start(Dense gx, i64 plane) {
-    done_ = first_;
-    return sums_ = buffer_ ? buffer_ - first_ : elements_of<T>(gx, plane);
-  }
-
-  // Zeroes the sums of all inputs that windows of output row (od, oh) may hold.
-  void zero_rows_of(i64 od, i64 oh) {
-    const Span d = span_of(p_.axis[0], od), h = span_of(p_.axis[1], oh);
-    if (d.taps == 0 || h.taps == 0) return;
-    const i64 depth = d.begin + (d.taps - 1) * p_.axis[0].dilation;
-    const i64 height = h.begin + (h.taps - 1) * p_.axis[1].dilation;
-    zero_until((depth * p_.axis[1].in + height + 1) * row_);
-  }
-
-  void finish(Dense gx, i64 plane) {
-    zero_until(last_);
-    if (buffer_) write(gx, plane + first_, buffer_, last_ - first_);
-  }
-
- private:
-  void zero_until(i64 end) {
-    end = smaller(end, last_);
-    if (end <= done_) return;
-    prefetch(sums_ + end, (end - done_) * static_cast<i64>(sizeof(T)));
-    std::memset(sums_ + done_, 0, static_cast<std::size_t>(end - done_) * sizeof(T));
-    done_ = end;
-  }
-
-  const Plan& p_;
-  i64 row_, first_, last_, done_ = 0;
-  T *buffer_, *sums_ = nullptr;
-};
-
-// Computes tiles of inputs by a class with Backward(plan, tile, gx, arena) and run(gy, routes,
-// divisor, plane).
-template <class Backward>
-void run_backward(const Work& work, const View& gy, const View* routes, Divisor divisor, Dense gx) {
-  over_inputs(
-      work,
-      [&](const InputTile& tile, Arena& arena) { return Backward(*work.plan, tile, gx, arena); },
-      [&](Backward& state, i64 plane, const InputTile&) { state.run(gy, routes, divisor, plane); });
+// Prefetches what follows `columns` of row (d, h).
+POOLGRAD_INLINE void prefetch_after(const View& v, const char* plane, i64 d, i64 h, Range columns,
+                                    i64 inner) {
+  const i64 size = size_of(v.dtype);
+  const i64 at = (d * v.depth + h * v.height + columns.lo * v.width) * size;
+  prefetch(plane + at + kPrefetchBytes, (columns.hi - columns.lo) * inner * size);
 }
 
 }  // namespace poolgrad::inline POOLGRAD_ISA

@@ -2,7 +2,12 @@
 // with the same index the last is kept, and only it receives the gradient.
 #pragma once
 
+#include <atomic>
+
+#include "base/scratch.hpp"
+#include "base/thread_pool.hpp"
 #include "geometry/view.hpp"
+#include "kernels.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
@@ -20,20 +25,6 @@ void each_index(const Plan& p, const View& x, const View& indices, const char* p
       }
     }
   }
-}
-
-// Returns whether all indices lie in the plane of the output; else stores an invalid one.
-inline bool all_inside(const Plan& p, const View& indices, const char* plane, i64* invalid) {
-  const i64 size = p.axis[0].out * p.axis[1].out * p.axis[2].out;
-  bool inside = true;
-  for (i64 c = 0; c < p.inner; ++c) {
-    each_index(p, indices, indices, plane, c, [&](i64, i64, i64 index) {
-      if (index >= 0 && index < size) return;
-      inside = false;
-      *invalid = index;
-    });
-  }
-  return inside;
 }
 
 template <class T>
@@ -71,6 +62,68 @@ void unpool_plane_backward(const Plan& p, const View& gy, const char* gradients,
       gx[number * p.inner + c] = last ? from[at] : T{};
     });
   }
+}
+
+// Returns whether all indices lie in their planes of the output; else stores an invalid one.
+inline bool all_indices_inside(const Work& work, const View& indices, i64* invalid) {
+  const Plan& p = *work.plan;
+  const auto size = static_cast<std::uint64_t>(p.axis[0].out * p.axis[1].out * p.axis[2].out);
+  std::atomic<i64> outside{-1};
+  std::atomic<bool> all{true};
+  parallel_for(p.outer, work.threads, [&](i64 plane) {
+    for (i64 c = 0; c < p.inner; ++c) {
+      each_index(p, indices, indices, plane_of(indices, plane), c, [&](i64, i64, i64 index) {
+        if (static_cast<std::uint64_t>(index) < size) return;
+        all = false;
+        outside = index;
+      });
+    }
+  });
+  *invalid = outside;
+  return all;
+}
+
+template <class F>
+void by_size(Dtype dtype, F&& f) {
+  switch (size_of(dtype)) {
+    case 1:
+      return f(std::uint8_t{});
+    case 2:
+      return f(std::uint16_t{});
+    case 4:
+      return f(std::uint32_t{});
+    default:
+      return f(std::uint64_t{});
+  }
+}
+
+inline bool unpool(const Work& work, const View& x, const View& positions, Dense y, i64* invalid) {
+  const Plan& p = *work.plan;
+  if (!all_indices_inside(work, positions, invalid)) return false;
+  by_size(x.dtype, [&](auto t) {
+    using T = decltype(t);
+    parallel_for(p.outer, work.threads, [&](i64 plane) {
+      unpool_plane<T>(p, x, plane_of(x, plane), positions, plane_of(positions, plane),
+                      elements_of<T>(y, plane * p.out_plane()));
+    });
+  });
+  return true;
+}
+
+inline bool unpool_backward(const Work& work, const View& gy, const View& positions, Dense gx,
+                            i64* invalid) {
+  const Plan& p = *work.plan;
+  if (!all_indices_inside(work, positions, invalid)) return false;
+  by_size(gy.dtype, [&](auto t) {
+    using T = decltype(t);
+    parallel_for(p.outer, work.threads, [&](i64 plane) {
+      const auto bytes = static_cast<std::size_t>(p.out_plane() / p.inner) * sizeof(u32);
+      unpool_plane_backward<T>(p, gy, plane_of(gy, plane), positions, plane_of(positions, plane),
+                               reinterpret_cast<u32*>(thread_scratch(bytes)),
+                               elements_of<T>(gx, plane * p.in_plane()));
+    });
+  });
+  return true;
 }
 
 }  // namespace poolgrad::inline POOLGRAD_ISA

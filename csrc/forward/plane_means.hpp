@@ -1,7 +1,6 @@
 // Computes averages of whole planes, one plane in each lane of a vector.
 #pragma once
 
-#include "backward/tiles.hpp"
 #include "operators/sum.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
@@ -155,43 +154,6 @@ class PlaneMeans {
   const A divisor_;
   RowWriter<A> y_;
   A* copies_;
-};
-
-// Computes the backward pass: all inputs of a plane get the same gradient.
-template <class A>
-class PlaneGradients {
- public:
-  PlaneGradients(const Plan& p, const InputTile& tile, Dense gx, Arena& arena)
-      : p_(p), first_(tile_begin(p, tile)), n_(tile_size(tile)), gx_(gx, kMaxCopiedPlane, arena) {}
-
-  void run(const View& gy, const View*, Divisor divisor, i64 plane) {
-    A own;
-    const A gradient = *row_of(gy, plane_of(gy, plane), 1, 0, 0, 0, 1, &own);
-    const A share = gradient / divisor_of_plane<A>(p_, divisor) +
-                    A(0);  // -0.0 becomes 0.0, as in sums that begin with 0
-    for (i64 done = 0; done < n_; done += kMaxCopiedPlane) {
-      const i64 n = smaller(kMaxCopiedPlane, n_ - done);
-      A* to = gx_.reserve(plane * p_.in_plane() + first_ + done, n, false);
-      overlapping_lanes<A>(n, [&](auto w, i64 i) {
-        prefetch(to + i + kPrefetchElements<A>);
-        store(to + i, Vec<A, w()>{} + share);
-      });
-    }
-  }
-
- private:
-  static i64 tile_begin(const Plan& p, const InputTile& tile) {
-    return (tile.lo[0] * p.axis[1].in + tile.lo[1]) * p.axis[2].in + tile.lo[2];
-  }
-  static i64 tile_size(const InputTile& tile) {
-    i64 n = 1;
-    for (int a = 0; a < 3; ++a) n *= tile.hi[a] - tile.lo[a];
-    return n;
-  }
-
-  const Plan& p_;
-  const i64 first_, n_;
-  RowWriter<A> gx_;
 };
 
 }  // namespace poolgrad::inline POOLGRAD_ISA

@@ -1,7 +1,6 @@
-// Averages and their gradients, compiled once per instruction set.
-#include "backward/equal_shares.hpp"
-#include "backward/register_blocked.hpp"
+// Averages, compiled once per instruction set.
 #include "base/common.hpp"
+#include "choose.hpp"
 #include "forward/column_sums.hpp"
 #include "forward/plane_means.hpp"
 #include "geometry/partition.hpp"
@@ -93,37 +92,22 @@ void average(const Work& whole, const View& given, Dense y, bool count_padding, 
   });
 }
 
-void average_backward(const Work& work, const View& gy, Dense gx, bool count_padding,
-                      double divisor) {
-  const Plan& p = *work.plan;
-  const Divisor divide{count_padding, divisor};
-  const Algorithm algorithm = choose(call_of(Task::average_backward, work, gy));
+}  // namespace
+
+// backward/average.cpp
+void average_backward(const Work&, const View& gy, Dense gx, bool count_padding, double divisor);
+
+// Adds the gradients of the transposed windows, each divided by its divisor.
+void average_of_transposed(const Work& work, const View& gy, Divisor divisor, Dense gx) {
+  Plan back = *work.plan;
+  for (Axis& axis : back.axis) axis = transposed(axis);
+  const Work transposed_work{&back, work.threads};
+  const PlanDivisor input_divisor{*work.plan, divisor};
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
-    switch (algorithm) {
-      case Algorithm::plane_gradients:
-        return run_backward<PlaneGradients<A>>(work, gy, nullptr, divide, gx);
-      case Algorithm::register_blocked_backward:
-        if constexpr (!kGeneralOnly)
-          return run_backward<RegisterBlockedBackward<A, false>>(work, gy, nullptr, divide, gx);
-        break;
-      case Algorithm::gather:
-        return run_backward<Gather<A, false>>(work, gy, nullptr, divide, gx);
-      case Algorithm::transposed_separable: {
-        Plan back = p;
-        for (Axis& axis : back.axis) axis = transposed(axis);
-        const PlanDivisor input_divisor{p, divide};
-        return average_by_rows<A, Separable<Sum<A>>>({&back, work.threads}, gy, gx, {false, 1},
-                                                     &input_divisor);
-      }
-      default:
-        break;
-    }
-    run_backward<ScatterEqualShares<A>>(work, gy, nullptr, divide, gx);
+    average_by_rows<A, Separable<Sum<A>>>(transposed_work, gy, gx, {false, 1}, &input_divisor);
   });
 }
-
-}  // namespace
 
 extern const WeightedKernels weighted_kernels;
 const WeightedKernels weighted_kernels = {

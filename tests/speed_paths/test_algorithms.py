@@ -35,12 +35,11 @@ FORWARD = {
 }
 BACKWARD = {
     "plane_gradients": ("avg_pool2d",),
-    "register_blocked_backward": (*PLANES, *MEANS),
+    "register_blocked_backward": (*PLANES, "max_pool1d"),
     "register_blocked_channels_last_backward": ("max_pool2d", "relu_max_pool2d"),
-    "gather": (*EXTREMES, *MEANS),
+    "gather": (*MEANS, "adaptive_avg_pool2d"),
     "transposed_separable": MEANS,
     "scatter_routes": (*EXTREMES, "median_pool2d", "adaptive_max_pool2d"),
-    "scatter_equal_shares": (*MEANS, "adaptive_avg_pool2d"),
     "scatter_weights": NONLINEAR,
 }
 PAIRS = [(a, f) for table in (FORWARD, BACKWARD) for a, some in table.items() for f in some]
