@@ -107,8 +107,10 @@ struct WindowAcrossLanes {
   }
   // Zeroes lanes of vector t that repeat an input.
   V valid(i64 t, V value) const {
-    for (i64 j = larger(0, inputs - t * W); j < W; ++j) value[j] = A(0);
-    return value;
+    V lane;  // a constant
+    POOLGRAD_UNROLL
+    for (int j = 0; j < W; ++j) lane[j] = static_cast<A>(j);
+    return lane < static_cast<A>(inputs - t * W) ? value : V{};
   }
   static V total(const V (&sums)[kSums]) {
     A lanes[kSums * W];
@@ -167,9 +169,9 @@ struct Terms {
   }
 
   template <class Set>
-  ScaledSums<V> end(V m, const Set&) const {
-    const V all = in.total(s);
-    return {or_nan<Set>(m, all), all, in.total(t), in.total(w), in.total(h)};
+  ScaledSums<V> end(V m, const Set& set) const {
+    const V all = in.total(s), none{};
+    return {or_nan<Set>(m, all), all, in.total(t), in.total(w), set.h ? in.total(h) : none};
   }
   template <class Set>
   ScaledSums<V> end_exponentials(V m, const Set& set) const {
