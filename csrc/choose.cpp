@@ -71,8 +71,11 @@ bool handles_unrolled_extreme(const Call& call) {
   return is_specialised(call) && handles_unrolled(call);
 }
 bool handles_unrolled_nonlinear(const Call& call) {
+  const Plan& p = *call.plan;
   // Valid inputs are counted, not taps: padding must not change how sums are rounded.
-  return is_regular(*call.plan) && max_valid_inputs(*call.plan) <= kMaxNonlinearTaps;
+  const i64 inputs = max_valid_inputs(p);
+  const bool fills_lanes = p.axis[2].m > 1 || p.inner > 1 || inputs <= kTapsAcrossLanes;
+  return is_regular(p) && inputs <= kMaxNonlinearTaps && fills_lanes;
 }
 
 bool handles_joined_rows(const Call& call) {

@@ -29,54 +29,44 @@ struct MixedArrays {
   Dense difference;        // extreme - average, or null
 };
 
-// Combines pieces of planes.
+inline constexpr i64 kMixed = 1024;  // elements that are combined at a time
+
+// Combines elements first ... first + n; shares: a of each element.
 template <class A>
-class Mix {
- public:
-  Mix(const Plan& p, Parameter share, MixedArrays arrays, Arena& arena)
-      : p_(p), share_(share), arrays_(arrays), pixels_(larger(1, kPieceElements / p.inner)) {
-    for (A** row : {&shares_, &extremes_, &averages_, &mixed_})
-      *row = arena.take<A>(pixels_ * p.inner);
+POOLGRAD_LOOP void combine(const MixedArrays& arrays, i64 first, i64 n, const A* shares) {
+  A extremes[kMixed], averages[kMixed], results[kMixed];
+  const A* extreme = read(arrays.extreme, first, n, extremes);
+  const A* average = read(arrays.average, first, n, averages);
+  if (arrays.difference.data) {
+    for (i64 i = 0; i < n; ++i) results[i] = extreme[i] - average[i];
+    write(arrays.difference, first, results, n);
   }
-
-  // Combines the elements of a box; begin: the index of the first element of its plane.
-  // length(axis): elements of a plane along an axis.
-  template <class Box, class Length>
-  void run(i64 plane, i64 begin, const Box& box, Length&& length) {
-    fill_parameter(p_, share_, plane, pixels_, shares_);
-    const auto index = [&](const i64* at) {
-      return (at[0] * length(1) + at[1]) * length(2) + at[2];
-    };
-    const i64 last[3] = {box.hi[0] - 1, box.hi[1] - 1, box.hi[2] - 1};
-    const i64 end = begin + (index(last) + 1) * p_.inner;  // a box is contiguous
-    for (i64 at = begin + index(box.lo) * p_.inner; at < end; at += pixels_ * p_.inner)
-      combine(at, smaller(pixels_ * p_.inner, end - at));
+  for (i64 i = 0; i < n; ++i) {
+    // For a = 0 and a = 1 the result is one of the two, also where the other is infinite.
+    const A a = shares[i], mixture = a * extreme[i] + (A(1) - a) * average[i];
+    results[i] = a == A(1) ? extreme[i] : a == A(0) ? average[i] : mixture;
   }
+  write(arrays.mixed, first, results, n);
+}
 
- private:
-  static constexpr i64 kPieceElements = 1024;
-
-  POOLGRAD_LOOP void combine(i64 first, i64 n) {
-    const A* extreme = read(arrays_.extreme, first, n, extremes_);
-    const A* average = read(arrays_.average, first, n, averages_);
-    if (arrays_.difference.data) {
-      A* difference = elements_of<A>(arrays_.difference, first);
-      for (i64 i = 0; i < n; ++i) difference[i] = extreme[i] - average[i];
+// Combines arrays of planes of `size` elements.
+template <class A>
+void mix(const Work& work, Parameter alpha, i64 size, const MixedArrays& arrays) {
+  const Plan& p = *work.plan;
+  const A* values = static_cast<const A*>(alpha.values);
+  const i64 pieces = ceil_div(size, kTaskElements);
+  parallel_for(p.outer * pieces, Partition(p, work.threads, true).threads, [&](i64 task) {
+    const i64 plane = task / pieces, end = smaller(size, (task % pieces + 1) * kTaskElements);
+    A shares[kMixed];
+    std::fill(shares, shares + kMixed, values[plane % alpha.count]);
+    for (i64 at = task % pieces * kTaskElements; at < end; at += kMixed) {
+      const i64 n = smaller(kMixed, end - at);
+      for (i64 i = 0; p.inner_is_channel && i < n; ++i)
+        shares[i] = values[(at + i) % p.inner % alpha.count];
+      combine(arrays, plane * size + at, n, shares);
     }
-    for (i64 i = 0; i < n; ++i) {
-      // For a = 0 and a = 1 the result is one of the two, also where the other is infinite.
-      const A a = shares_[i], mixture = a * extreme[i] + (A(1) - a) * average[i];
-      mixed_[i] = a == A(1) ? extreme[i] : a == A(0) ? average[i] : mixture;
-    }
-    write(arrays_.mixed, first, mixed_, n);
-  }
-
-  const Plan& p_;
-  const Parameter share_;
-  const MixedArrays arrays_;
-  const i64 pixels_;  // of a piece
-  A *shares_, *extremes_, *averages_, *mixed_;
-};
+  });
+}
 
 }  // namespace
 
@@ -90,11 +80,7 @@ void mixed(const Work& work, const View& x, Parameter alpha, bool count_padding,
     weighted_kernels.average(work, x, average.array(), count_padding, 0);
     const Dense difference{static_cast<char*>(sensitivity), DtypeOf<A>::value};
     const MixedArrays arrays{y, average.array(), y, difference};
-    over_outputs(
-        work, [&](const Tile&, Arena& arena) { return Mix<A>(p, alpha, arrays, arena); },
-        [&](Mix<A>& mix, i64 plane, const Tile& tile) {
-          mix.run(plane, plane * p.out_plane(), tile, [&](int axis) { return p.axis[axis].out; });
-        });
+    mix<A>(work, alpha, p.out_plane(), arrays);
   });
 }
 
@@ -107,11 +93,7 @@ void mixed_backward(const Work& work, const View& gy, const View& routes, Parame
     route_kernels.backward(work, gy, routes, routed.array());
     weighted_kernels.average_backward(work, gy, averaged.array(), count_padding, 0);
     const MixedArrays arrays{routed.array(), averaged.array(), gx, {}};
-    over_inputs(
-        work, [&](const InputTile&, Arena& arena) { return Mix<A>(p, alpha, arrays, arena); },
-        [&](Mix<A>& mix, i64 plane, const InputTile& tile) {
-          mix.run(plane, plane * p.in_plane(), tile, [&](int axis) { return p.axis[axis].in; });
-        });
+    mix<A>(work, alpha, p.in_plane(), arrays);
   });
 }
 

@@ -18,7 +18,7 @@ class TieCounter {
         n_((tile.hi[2] - tile.lo[2]) * p.inner),
         reader_(p, x, tile.lo[2], tile.hi[2], {}, arena),
         results_(arena.take<A>(n_)),
-        counts_(arena.take<A>(n_)) {}
+        counts_(arena.take<Count>(n_)) {}
 
   void run(const char* inputs, Dense y, Dense routes, i64 plane) {
     const i64 bytes = size_of(routes.dtype);
@@ -27,10 +27,10 @@ class TieCounter {
       for (i64 oh = tile_.lo[1]; oh < tile_.hi[1]; ++oh) {
         const i64 first = plane + p_.output_index(od, oh, tile_.lo[2]);
         const A* results = read(y, first, n_, results_);
-        std::fill(counts_, counts_ + n_, A(0));
+        std::fill(counts_, counts_ + n_, Count{0});
         each_line(p_, od, oh, [&](i64, i64 d, i64 h) { count_line(reader_.row(d, h), results); });
         for (i64 i = 0; i < n_; ++i) {
-          if (counts_[i] > A(1))
+          if (counts_[i] > 1)
             std::memset(routes.data + (first + i) * bytes, 0xFF, static_cast<std::size_t>(bytes));
         }
       }
@@ -38,6 +38,8 @@ class TieCounter {
   }
 
  private:
+  using Count = std::conditional_t<sizeof(A) == 4, std::int32_t, i64>;  // as wide as a comparison
+
   // Counts the inputs of one line of each window.
   void count_line(const A* row, const A* results) {
     const Axis& width = p_.axis[2];
@@ -52,17 +54,20 @@ class TieCounter {
     }
   }
 
-  // Counts the inputs from[i * step + t * gap] of windows 0 ... n, up to two.
+  // Counts the inputs from[i * step + t * gap] of windows 0 ... n.
   POOLGRAD_LOOP static void count(const A* from, i64 step, i64 gap, i64 taps, const A* results,
-                                  A* counts, i64 n) {
+                                  Count* counts, i64 n) {
     lanes<A>(n, [&](auto w, i64 i) {
       using V = Vec<A, w()>;
-      const V result = load<V>(results + i), one = V{} + A(1), two = V{} + A(2);
-      V sum = load<V>(counts + i);
-      for (i64 t = 0; t < taps; ++t) {
-        const V value = AllLanes{}.load<V>(from + i * step + t * gap, step);
-        sum = value == result ? (sum > A(0) ? two : one) : sum;
-      }
+      using C = Vec<Count, w()>;
+      const V result = load<V>(results + i);
+      C sum = load<C>(counts + i);
+      const auto add = [&](auto value) {
+        for (i64 t = 0; t < taps; ++t)
+          sum -= bits_as<C>(value(from + i * step + t * gap) == result);
+      };
+      if (step == 1) add([](const A* at) { return load<V>(at); });
+      else add([&](const A* at) { return load_strided<V>(at, step); });
       store(counts + i, sum);
     });
   }
@@ -71,7 +76,8 @@ class TieCounter {
   const Tile tile_;
   const i64 n_;
   Reader<A> reader_;
-  A *results_, *counts_;
+  A* results_;
+  Count* counts_;
 };
 
 // Changes the routes of windows with ties.

@@ -227,75 +227,47 @@ class Ranking {
   i64 first_nan_ = 0;
 };
 
-// A set of ranks as a bit for each rank, with a bit for each word of 64 ranks that is not empty.
-// Keeps the word of the member that was selected last, and the number of members below this word.
+// A set of ranks as a bit for each rank. Keeps the word of the member that was selected last, and
+// the number of members below this word.
 class RankSet {
  public:
   using Word = std::uint64_t;
 
-  RankSet(i64 ranks, Arena& arena)
-      : words_(arena.take<Word>(ceil_div(ranks, 64))),
-        filled_(arena.take<Word>(ceil_div(ranks, 64 * 64))) {}
+  RankSet(i64 ranks, Arena& arena) : words_(arena.take<Word>(ceil_div(ranks, 64))) {}
 
   // Empties the set, of ranks below `ranks`.
   void clear(i64 ranks) {
     std::fill(words_, words_ + ceil_div(ranks, 64), Word{0});
-    std::fill(filled_, filled_ + ceil_div(ranks, 64 * 64), Word{0});
     word_ = below_ = 0;
   }
   void insert(i64 rank) {
-    const i64 w = rank / 64;
-    words_[w] |= Word{1} << (rank % 64);
-    filled_[w / 64] |= Word{1} << (w % 64);
-    below_ += w < word_;
+    words_[rank / 64] |= Word{1} << (rank % 64);
+    below_ += rank / 64 < word_;
   }
   void erase(i64 rank) {
-    const i64 w = rank / 64;
-    words_[w] &= ~(Word{1} << (rank % 64));
-    filled_[w / 64] &= ~(Word{words_[w] == 0} << (w % 64));
-    below_ -= w < word_;
+    words_[rank / 64] &= ~(Word{1} << (rank % 64));
+    below_ -= rank / 64 < word_;
   }
 
   // The member with `smaller_members` members below it.
   i64 select(i64 smaller_members) {
-    while (below_ > smaller_members) {
-      word_ = filled_before(word_);
-      below_ -= count(word_);
-    }
-    while (below_ + count(word_) <= smaller_members) {
-      below_ += count(word_);
-      word_ = filled_from(word_ + 1);
-    }
+    const auto count = [&] { return __builtin_popcountll(words_[word_]); };
+    while (below_ > smaller_members) --word_, below_ -= count();
+    while (below_ + count() <= smaller_members) below_ += count(), ++word_;
     Word bits = words_[word_];
     for (i64 k = below_; k < smaller_members; ++k) bits &= bits - 1;
-    return word_ * 64 + lowest(bits);
+    return word_ * 64 + __builtin_ctzll(bits);
   }
   // The lowest member that is not below `rank`; there must be one.
   i64 at_least(i64 rank) const {
-    const Word bits = words_[rank / 64] >> (rank % 64);
-    if (bits) return rank + lowest(bits);
-    const i64 w = filled_from(rank / 64 + 1);
-    return w * 64 + lowest(words_[w]);
+    i64 w = rank / 64;
+    Word bits = words_[w] >> (rank % 64) << (rank % 64);
+    while (!bits) bits = words_[++w];
+    return w * 64 + __builtin_ctzll(bits);
   }
 
  private:
-  static i64 lowest(Word bits) { return __builtin_ctzll(bits); }
-  i64 count(i64 w) const { return __builtin_popcountll(words_[w]); }
-  // The first word from w on, or the last word before w, that is not empty.
-  i64 filled_from(i64 w) const {
-    i64 k = w / 64;
-    Word bits = filled_[k] >> (w % 64) << (w % 64);
-    while (!bits) bits = filled_[++k];
-    return k * 64 + lowest(bits);
-  }
-  i64 filled_before(i64 w) const {
-    i64 k = w / 64;
-    Word bits = filled_[k] & ((Word{1} << (w % 64)) - 1);
-    while (!bits) bits = filled_[--k];
-    return k * 64 + 63 - __builtin_clzll(bits);
-  }
-
-  Word *words_, *filled_;
+  Word* words_;
   i64 word_ = 0, below_ = 0;
 };
 

@@ -98,12 +98,6 @@ struct WindowAcrossLanes {
   static constexpr int kSums = 64 / sizeof(V), W = sizeof(V) / sizeof(A);
   V* x;
   i64 inputs;
-  V lane = [] {
-    V all;
-    for (int j = 0; j < W; ++j) all[j] = static_cast<A>(j);
-    return all;
-  }();
-
   i64 n = ceil_div(inputs, kSums* W) * kSums;  // vectors
   i64 count() const { return inputs; }
   static V largest(V m) {
@@ -113,18 +107,18 @@ struct WindowAcrossLanes {
   }
   // Zeroes lanes of vector t that repeat an input.
   V valid(i64 t, V value) const {
-    return lane < static_cast<A>(smaller(W, inputs - t * W)) ? value : V{};
+    V lane;  // a constant
+    POOLGRAD_UNROLL
+    for (int j = 0; j < W; ++j) lane[j] = static_cast<A>(j);
+    return lane < static_cast<A>(inputs - t * W) ? value : V{};
   }
   static V total(const V (&sums)[kSums]) {
-    V all[kSums];
-    for (int k = 0; k < kSums; ++k) all[k] = sums[k];
-    for (int half = kSums / 2; half > 0; half /= 2) {
-      for (int k = 0; k < half; ++k) all[k] += all[k + half];
+    A lanes[kSums * W];
+    std::memcpy(lanes, sums, sizeof lanes);
+    for (int half = kSums * W / 2; half > 0; half /= 2) {
+      for (int j = 0; j < half; ++j) lanes[j] += lanes[j + half];
     }
-    for (int half = W / 2; half > 0; half /= 2) {
-      for (int j = 0; j < half; ++j) all[0][j] += all[0][j + half];
-    }
-    return V{} + all[0][0];
+    return V{} + lanes[0];
   }
 };
 
@@ -175,9 +169,9 @@ struct Terms {
   }
 
   template <class Set>
-  ScaledSums<V> end(V m, const Set&) const {
-    const V all = in.total(s);
-    return {or_nan<Set>(m, all), all, in.total(t), in.total(w), in.total(h)};
+  ScaledSums<V> end(V m, const Set& set) const {
+    const V all = in.total(s), none{};
+    return {or_nan<Set>(m, all), all, in.total(t), in.total(w), set.h ? in.total(h) : none};
   }
   template <class Set>
   ScaledSums<V> end_exponentials(V m, const Set& set) const {
