@@ -99,6 +99,10 @@ class RegisterBlockedBackward {
         valid_.lo == first_ && valid_.hi == end_ && first >= 0 && first + lines <= p_.axis[1].out;
     if (inside && g.dtype == DtypeOf<T>::value && r.dtype == Dtype::uint8 && g.width == 1 &&
         r.width == 1) {
+      for (i64 i = first; i < first + lines; ++i) {
+        prefetch_after(g, from.gradients, od, i, valid_, 1);
+        prefetch_after(r, from.routes, od, i, valid_, 1);
+      }
       return {reinterpret_cast<const T*>(from.gradients) + od * g.depth + first * g.height + first_,
               reinterpret_cast<const std::uint8_t*>(from.routes) + od * r.depth + first * r.height +
                   first_,
