@@ -47,7 +47,7 @@ import torch
 torch.set_num_threads({{threads}})
 {LARGE}
 large = torch.from_numpy(large)
-poolgrad.median_pool2d(large[..., :40, :40], 31, 1)
+poolgrad.log_mean_exp_pool2d(large[..., :40, :40], 31, 1)
 """
 BACKWARD = "y, pullback = poolgrad.vjp(poolgrad.{}, large, {})\ngy = np.ones_like(y)"
 
@@ -57,13 +57,14 @@ BACKWARD = "y, pullback = poolgrad.vjp(poolgrad.{}, large, {})\ngy = np.ones_lik
     ("shape", "prepare", "call"),
     [
         # About 15 s each, with one thread of a processor of 2023.
-        ("(1000, 1000)", LARGE, "poolgrad.median_pool2d(large, 31, 1)"),
+        ("(1000, 1000)", LARGE, "poolgrad.log_mean_exp_pool2d(large, 31, 1)"),
         # A row of outputs takes 0.1 s.
-        pytest.param("(250, 250)", LARGE, "poolgrad.median_pool2d(large, 101, 1)", marks=slow),
+        pytest.param("(250, 250)", LARGE,
+                     "poolgrad.log_mean_exp_pool2d(large, 101, 1)", marks=slow),
         pytest.param("(12, 400, 400)", LARGE,
                      "poolgrad.stochastic_pool2d(large, 31, 1, generator=3)", marks=slow),
     ],
-    ids=["median", "large median", "draw"],
+    ids=["log-mean-exp", "large log-mean-exp", "draw"],
 )  # fmt: skip
 def test_a_long_call_is_interrupted(shape: str, prepare: str, call: str, threads: int) -> None:
     code = INTERRUPTED.format(prepare=prepare.format(shape), call=call, threads=threads)
@@ -81,8 +82,9 @@ def test_a_long_backward_pass_is_interrupted() -> None:
 @pytest.mark.parametrize(
     ("threads", "shape", "more", "call"),
     [
-        (1, "(1000, 1000)", "", "poolgrad.median_pool2d(large, 31, 1)"),
-        (2, "(2, 1000, 1000)", "", "poolgrad.median_pool2d(large, 31, 1)"),  # OpenMP's threads
+        (1, "(1000, 1000)", "", "poolgrad.log_mean_exp_pool2d(large, 31, 1)"),
+        # on OpenMP's threads
+        (2, "(2, 1000, 1000)", "", "poolgrad.log_mean_exp_pool2d(large, 31, 1)"),
         pytest.param(
             1, "(8, 400, 400)", "y = poolgrad.lp_pool2d(large.requires_grad_(), 3.5, 31, 1).sum()",
             "y.backward()", marks=slow),
@@ -112,7 +114,7 @@ beside.start()
 def test_a_call_of_another_thread_is_not_interrupted() -> None:
     prepare = LARGE.format("(1000, 1000)") + BESIDE
     code = INTERRUPTED.format(
-        prepare=prepare, call="poolgrad.median_pool2d(large, 31, 1)", threads=2
+        prepare=prepare, call="poolgrad.log_mean_exp_pool2d(large, 31, 1)", threads=2
     )
     code += "stop.set()\nbeside.join()\nassert len(results) > 10\nassert all(results)\n"
     assert float(assert_runs(code, timeout=150)) < LONGEST
@@ -125,11 +127,11 @@ import poolgrad
 
 poolgrad.set_num_threads(2)
 x = np.random.default_rng(0).random((8, 250, 250), np.float32)
-expected = poolgrad.median_pool2d(x, 15, 1)
+expected = poolgrad.log_mean_exp_pool2d(x, 15, 1)
 calls = []
-signal.signal({signal}, lambda *_: calls.append(poolgrad.median_pool2d(x[:1], 15, 1)))
+signal.signal({signal}, lambda *_: calls.append(poolgrad.log_mean_exp_pool2d(x[:1], 15, 1)))
 threading.Timer(0.1, os.kill, (os.getpid(), {signal})).start()
-assert (poolgrad.median_pool2d(x, 15, 1) == expected).all()
+assert (poolgrad.log_mean_exp_pool2d(x, 15, 1) == expected).all()
 time.sleep(0.2)
 assert len(calls) == 1
 assert (calls[0] == expected[:1]).all()

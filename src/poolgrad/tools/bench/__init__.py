@@ -9,6 +9,7 @@ libraries and the copy alternate, and medians are compared.
 | `peers.py`, `steps.py` | the same calls by other libraries; a training step of a network |
 | `measure.py`, `measure_network.py` | time a row; time a network |
 | `algorithms.py`, `overhead.py` | time each algorithm of a row; time small calls |
+| `load.py` | `--callers`, `--busy`: time a short call under load |
 | `gpu_model.py` | `--device cuda --dry-run`: bytes and times of the GPU kernels, not run |
 | `profiling.py`, `factory.py` | `poolgrad profile`: the share of pooling in a network's time |
 | `result.py`, `targets.py` | results, and the targets that they should meet |
