@@ -72,6 +72,7 @@ NB_MODULE(_kernels_of_main, m) {
   });
   m.def("algorithms", [] {
     std::vector<std::string> names;
+    names.reserve(kAlgorithms);
     for (int k = 0; k < kAlgorithms; ++k) names.emplace_back(name_of(static_cast<Algorithm>(k)));
     return names;
   });
