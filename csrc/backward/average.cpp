@@ -118,8 +118,8 @@ class GatherShares {
     return a.out > 1 && a.dilation == 1 && (!a.regular() || a.stride > 1);
   }
 
-  // A power of two. The outputs whose windows hold one input fit into so many slots if windows are
-  // regular; else kRowsAtOnce neighbours do.
+  // The number of slots, a power of two: enough for all outputs whose windows hold one input, or
+  // for kRowsAtOnce neighbouring outputs of irregular windows.
   static i64 slots_of(const Axis& a) {
     i64 slots = 1;
     const i64 outputs = smaller(a.out, a.regular() ? reach(a) / a.stride + 1 : kRowsAtOnce);
