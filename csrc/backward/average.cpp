@@ -54,9 +54,11 @@ class GatherShares {
         tile_(tile),
         n_((tile.hi[2] - tile.lo[2]) * p.inner),
         by_taps_(adds_by_taps(p)),
-        row_(repeats_rows(p.axis[1]) ? arena.take<T>(n_) : nullptr),
+        repeats_(repeats_rows(p.axis[1])),
+        row_(arena.take<T>(repeats_ ? n_ : 0)),
         gx_(gx, n_, arena),
-        nontemporal_(row_ && gx_.choose_nontemporal(n_, p.outer * p.in_plane() * i64{sizeof(T)})) {
+        nontemporal_(repeats_ &&
+                     gx_.choose_nontemporal(n_, p.outer * p.in_plane() * i64{sizeof(T)})) {
     const Axis& a = p.axis[2];
     outputs_ = {covering(a, tile.lo[2]).lo, covering(a, tile.hi[2] - 1).hi};
     if (by_taps_) {
@@ -66,7 +68,7 @@ class GatherShares {
     valid_.lo = smaller(a.out, larger(0, outputs_.lo));
     valid_.hi = larger(valid_.lo, smaller(a.out, outputs_.hi));
     length_ = (outputs_.hi - outputs_.lo) * p.inner;
-    heights_ = arena.take<Range>(row_ ? tile.hi[1] - tile.lo[1] : 0);
+    heights_ = arena.take<Range>(repeats_ ? tile.hi[1] - tile.lo[1] : 0);
     for (int k = 0; k < 2; ++k) slots_[k] = slots_of(p.axis[k]);
     if (slots_[0] * slots_[1] > kMaxSlots) slots_[0] = slots_[1] = 0;
     keys_ = arena.take<i64>(slots_[0] * slots_[1]);
@@ -84,13 +86,13 @@ class GatherShares {
     i64 at = plane * p_.in_plane() + first_input(p_, tile_);
     for (i64 d = tile_.lo[0]; d < tile_.hi[0]; ++d) {
       for (i64 h = tile_.lo[1]; h < tile_.hi[1]; ++h, at += n_) {
-        if (row_ && h > tile_.lo[1] && has_same_outputs(h)) {
+        if (repeats_ && h > tile_.lo[1] && has_same_outputs(h)) {
           gx_.put(at, row_, n_, nontemporal_);
           continue;
         }
-        T* to = row_ ? row_ : gx_.reserve(at, n_);
+        T* to = repeats_ ? row_ : gx_.reserve(at, n_);
         add_along_width(sum_rows(d, h), to);
-        if (row_) gx_.put(at, row_, n_, nontemporal_);
+        if (repeats_) gx_.put(at, row_, n_, nontemporal_);
       }
     }
   }
@@ -132,7 +134,7 @@ class GatherShares {
     std::fill(shares_, shares_ + rows_ * length_, T(0));
     std::fill(sums_, sums_ + length_, T(0));
     divisor_.fill_row(p_, valid_.lo, valid_.hi, divisors_);
-    for (i64 h = tile_.lo[1]; row_ && h < tile_.hi[1]; ++h)
+    for (i64 h = tile_.lo[1]; repeats_ && h < tile_.hi[1]; ++h)
       heights_[h - tile_.lo[1]] = covering(p_.axis[1], h);
     const Axis& a = p_.axis[2];
     for (i64 k = 0; by_taps_ && k < smaller(a.stride, n_); ++k) {
@@ -283,7 +285,8 @@ class GatherShares {
   const InputTile tile_;
   const i64 n_;         // elements of a row of inputs
   const bool by_taps_;  // sums are added tap by tap, not window by window
-  T* row_;              // the last row of inputs; null: rows are computed in place
+  const bool repeats_;  // rows of inputs are repeated, not computed in place
+  T* row_;              // the last row, to repeat
   RowWriter<T> gx_;
   const bool nontemporal_;
   Range outputs_, valid_;  // of a row: whose windows reach the tile; those that exist

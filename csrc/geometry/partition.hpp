@@ -2,6 +2,7 @@
 // with scratch memory.
 #pragma once
 
+#include <stdexcept>
 #include <type_traits>
 
 #include "base/scratch.hpp"
@@ -106,6 +107,8 @@ class TileTasks {
     (void)new_state(measure);
     Arena arena(thread_scratch(measure.used()));
     auto state = new_state(arena);
+    if (arena.used() != measure.used())
+      throw std::logic_error("scratch memory was measured wrongly");
     if constexpr (std::is_invocable_v<Compute&, decltype(state)&, i64, i64, const Box&>) {
       self.compute_(state, first, last, box);
     } else {
