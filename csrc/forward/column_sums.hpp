@@ -13,8 +13,8 @@ class ColumnSums {
 
   static Batch batch(const Plan& p) { return {1, p.inner}; }
 
-  ColumnSums(const Plan& plan, const View& x, const Tile& tile, const ReadOptions<A>&,
-             const Sum<A>&, Arena& arena, i64)
+  ColumnSums(const Plan& plan, const View& x, const Tile& tile, const ReadOptions<A>&, Arena& arena,
+             i64)
       : p_(plan),
         tile_(tile),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan.axis[1]), arena),
@@ -46,14 +46,13 @@ class ColumnSums {
     }
     for (i64 i = 0; i < depth.taps; ++i) {
       const i64 d = depth.begin + i * p_.axis[0].dilation;
-      in_groups<Sum<A>>(height.taps, [&](auto size, auto first, i64 begin) {
-        Row rows[kMaxFolded];
+      in_groups(height.taps, [&](i64 size, i64 begin) {
+        const A* rows[kMaxFolded];
         for (i64 t = 0; t < size; ++t) {
           const i64 h = height.begin + (begin + t) * p_.axis[1].dilation;
-          rows[t] = {const_cast<A*>(reader_.row(d, h)) + first_};
+          rows[t] = reader_.row(d, h) + first_;
         }
-        if (first && i == 0) Sum<A>::fold_rows({sums_}, n, rows, 0, 0, size, first);
-        else Sum<A>::fold_rows({sums_}, n, rows, 0, 0, size, is_first<Sum<A>, false>());
+        Sum<A>::add(sums_, n, rows, size, i + begin == 0);
       });
     }
     for (i64 o = tile_.lo[2]; o < tile_.hi[2]; ++o) {

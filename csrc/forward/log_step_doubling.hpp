@@ -9,47 +9,29 @@
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
-// Whether the size of a group is a compile-time constant of the loops over it. Operators without
-// specialised algorithms are compiled for any size.
-template <class Op>
-inline constexpr bool kHasFixedGroupSizes =
-    kSpecialised<typename Op::In> && !requires { requires Op::kAnySize; };
-template <class Op, i64 N>
-constexpr auto group_size() {
-  if constexpr (kHasFixedGroupSizes<Op>) return Const<N>{};
-  else return N;
-}
-template <class Op, bool First>
-constexpr auto is_first() {
-  if constexpr (kHasFixedGroupSizes<Op>) return std::bool_constant<First>{};
-  else return First;
+// Calls f(size, first) for a group of `size` inputs of type T, the first group of its windows or a
+// later one; as compile-time constants, except for types that have no specialised algorithms.
+template <class T, class F>
+POOLGRAD_INLINE void by_group(i64 size, bool first, F&& f) {
+  if constexpr (!kSpecialised<T>) {
+    f(size, first);
+  } else {
+    const auto sized = [&](auto is_first) {
+      if (size == 1) f(Const<1>{}, is_first);
+      else if (size == 2) f(Const<2>{}, is_first);
+      else if (size == 3) f(Const<3>{}, is_first);
+      else f(Const<kMaxFolded>{}, is_first);
+    };
+    if (first) sized(std::true_type{});
+    else sized(std::false_type{});
+  }
 }
 
-// Divides `taps` inputs into groups and calls fold(size, whether it is the first group, its first
-// tap) for each.
-template <class Op, class F>
+// Divides `taps` inputs into groups and calls fold(size, first tap) for each.
+template <class F>
 void in_groups(i64 taps, F&& fold) {
-  if constexpr (!kHasFixedGroupSizes<Op>) {
-    for (i64 begin = 0; begin < taps; begin += kMaxFolded)
-      fold(smaller(taps - begin, kMaxFolded), begin == 0, begin);
-    return;
-  }
-  const auto sized = [&](auto first, i64 begin, i64 size) {
-    switch (size) {
-      case 1:
-        return fold(Const<1>{}, first, begin);
-      case 2:
-        return fold(Const<2>{}, first, begin);
-      case 3:
-        return fold(Const<3>{}, first, begin);
-      default:
-        return fold(Const<4>{}, first, begin);
-    }
-  };
-  sized(std::true_type{}, 0, smaller(taps, kMaxFolded));
-  for (i64 begin = kMaxFolded; begin < taps; begin += kMaxFolded) {
-    sized(std::false_type{}, begin, smaller(taps - begin, kMaxFolded));
-  }
+  for (i64 begin = 0; begin < taps; begin += kMaxFolded)
+    fold(smaller(taps - begin, kMaxFolded), begin);
 }
 
 // Reduces windows of `kernel` inputs, `gap` elements apart, at `n` neighbouring positions.
@@ -65,27 +47,26 @@ void double_up(i64 kernel, i64 gap, const typename Op::In* from, i64 n, typename
   for (;; size *= 2) {
     if (!Op::kIdempotent && (kernel & size)) {
       const Row more = Op::at(partial, done * gap);
-      if (done == 0) Op::fold_rows(to, n, &more, 0, 0, group_size<Op, 1>(), is_first<Op, true>());
-      else Op::fold_rows(to, n, &more, done, 0, group_size<Op, 1>(), is_first<Op, false>());
+      Op::fold_rows(to, n, &more, done, 0, 1, done == 0);
       done += size;
     }
     if (2 * size > kernel) break;
     // in place: elements are read at or after the one that is written
     const Row halves[2] = {partial, Op::at(partial, size * gap)};
-    Op::fold_rows(partial, n + (kernel - 2 * size) * gap, halves, 0, size, group_size<Op, 2>(),
-                  is_first<Op, true>());
+    Op::fold_rows(partial, n + (kernel - 2 * size) * gap, halves, 0, size, 2, true);
   }
   if constexpr (Op::kIdempotent) {  // two reductions, which may overlap
     const i64 rest = kernel - size;
     const Row both[2] = {partial, Op::at(partial, rest * gap)};
-    Op::fold_rows(to, n, both, 0, rest, group_size<Op, 2>(), is_first<Op, true>());
+    Op::fold_rows(to, n, both, 0, rest, 2, true);
   }
 }
 
-// Whether rows are reduced by log-step doubling. They are then copied between padding.
-template <class Op>
-bool doubles_along(const Axis& width) {
-  return Op::kDoubles && shares_much(width) && width.regular() && has_little_padding(width);
+// Whether rows are reduced by log-step doubling. They are then copied between padding. Not where
+// windows are larger than the input: the order of a sum must not depend on the padding.
+inline bool doubles_along(const Axis& width) {
+  return shares_much(width) && width.regular() && has_little_padding(width) &&
+         reach(width) < width.n;
 }
 
 // Reduces rows of inputs along the width. The rows of several narrow planes may lie side by side in
@@ -98,10 +79,10 @@ class WidthReduction {
 
   // planes: the most planes that lie side by side
   POOLGRAD_LOOP WidthReduction(const Plan& plan, const View& x, const Tile& tile,
-                               ReadOptions<T> options, i64 planes, const Op& op, Arena& arena)
+                               ReadOptions<T> options, i64 planes, Arena& arena)
       : p_(plan),
         tile_(tile),
-        doubles_(doubles_along<Op>(plan.axis[2])),
+        doubles_(doubles_along(plan.axis[2])),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, options), arena),
         step_(reader_.step()),
         data_(arena.take<const char*>(planes)) {
@@ -121,8 +102,8 @@ class WidthReduction {
     padded_length_ = dense_ + reached;
     piece_ = in_vectors(larger(kPieceElements, 2 * reached));
     padded_ = arena.take<T>(padded_length_);
-    partial_ = op.take(arena, smaller(piece_, dense_) + reached);
-    if (a.stride > 1) spaced_ = op.take(arena, dense_);
+    partial_ = Op::take(arena, smaller(piece_, dense_) + reached);
+    if (a.stride > 1) spaced_ = Op::take(arena, dense_);
   }
 
   // Elements of a reduced row, and from the outputs of a plane to those of the next.
@@ -134,17 +115,13 @@ class WidthReduction {
     std::copy(data, data + planes, data_);
     planes_ = planes;
     reader_.start(data[0]);
-    if constexpr (Op::kDoubles) {
-      if (doubles_) std::fill(padded_, padded_ + padded_length_, Op::kFill);
-    }
+    if (doubles_) std::fill(padded_, padded_ + padded_length_, Op::kFill);
   }
 
   // Reduces input row (d, h) of each plane into one row of outputs. Returns false if Op needs
   // finite inputs, the row is doubled, and the sum of its inputs is not finite.
   bool row(i64 d, i64 h, Row into) {
-    if constexpr (Op::kDoubles) {
-      if (doubles_) return double_row(d, h, into);
-    }
+    if (doubles_) return double_row(d, h, into);
     reduce(reader_.row(d, h), into);
     return true;
   }
@@ -156,10 +133,10 @@ class WidthReduction {
   static constexpr i64 kPieceElements = 1 << 10;
 
   // The loops over rows compute whole vectors.
-  static i64 in_vectors(i64 n) { return Op::kDoubles ? ceil_div(n, W) * W : n; }
+  static i64 in_vectors(i64 n) { return ceil_div(n, W) * W; }
 
   static ReadOptions<T> reading(const Plan& p, ReadOptions<T> options) {
-    options.pack = !doubles_along<Op>(p.axis[2]) && !Op::kIdempotent && p.inner == 1;
+    options.pack = !doubles_along(p.axis[2]) && !Op::kIdempotent && p.inner == 1;
     return options;
   }
 

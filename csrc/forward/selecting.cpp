@@ -36,8 +36,8 @@ struct SeparableState {
   // Both reductions use the same memory, as only one is in use at a time.
   SeparableState(const Plan& p, const View& x, const Tile& tile, bool negate, i64 planes,
                  Arena& arena, Arena shared)
-      : fast(p, x, tile, {negate}, {}, shared, planes),
-        exact(p, x, tile, {negate}, {}, arena, planes),
+      : fast(p, x, tile, {negate}, shared, planes),
+        exact(p, x, tile, {negate}, arena, planes),
         row(Op::take(arena, exact.length())) {}
 };
 
@@ -50,7 +50,7 @@ void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which
   using Fast = Max<A, WithRoutes, kFloat<A> && !kSpecialised<A>>;
   using State = SeparableState<Op, Fast>;
   const bool negate = which == Select::smallest, has_empty = WithRoutes && has_empty_windows(p);
-  const bool assume_finite = doubles_along<Op>(p.axis[2]);
+  const bool assume_finite = doubles_along(p.axis[2]);
   const Batch batch = Separable<Op>::batch(p);
   Plan part = p;
   part.inner = batch.channels;

@@ -24,7 +24,7 @@ class Separable {
   static Batch batch(const Plan& p) {
     constexpr i64 kShort = 256, kLong = 512, kChannels = 32;  // elements
     const Axis &depth = p.axis[0], &height = p.axis[1], &width = p.axis[2];
-    if (!doubles_along<Op>(width)) return {1, p.inner};
+    if (!doubles_along(width)) return {1, p.inner};
     const i64 n = covered_length(width, width.out);
     const bool narrow = p.inner == 1 && depth.kernel == 1 && n <= kShort;
     return {narrow ? smaller(kMaxPlanes, kLong / n) : 1,
@@ -33,16 +33,16 @@ class Separable {
 
   // planes: the most planes that are reduced side by side
   POOLGRAD_LOOP Separable(const Plan& plan, const View& x, const Tile& tile, ReadOptions<T> options,
-                          const Op& op, Arena& arena, i64 planes = 1)
+                          Arena& arena, i64 planes = 1)
       : p_(plan),
         tile_(tile),
         is_deep_(plan.axis[0].kernel > 1),
         rows_(tile.hi[1] - tile.lo[1]),
-        width_(plan, x, tile, options, planes, op, arena),
-        height_(plan.axis[1], 1, length(), plan.axis[2].kernel, op, arena),
+        width_(plan, x, tile, options, planes, arena),
+        height_(plan.axis[1], 1, length(), plan.axis[2].kernel, arena),
         depth_(plan.axis[0], is_deep_ ? rows_ : 0, length(),
-               plan.axis[1].kernel * plan.axis[2].kernel, op, arena),
-        reduced_(op.take(arena, is_deep_ ? rows_ * length() : 0)) {}
+               plan.axis[1].kernel * plan.axis[2].kernel, arena),
+        reduced_(Op::take(arena, is_deep_ ? rows_ * length() : 0)) {}
   Separable(const Separable&) = delete;
   Separable& operator=(const Separable&) = delete;
 
@@ -73,10 +73,10 @@ class Separable {
       reduced_depth_ = od;
       depth_.row(od, reduced_, [&](i64 d, Row target) {
         for (i64 row = 0; row < rows_; ++row)
-          reduce_height(d, tile_.lo[1] + row, Op::slot(target, row * length()));
+          reduce_height(d, tile_.lo[1] + row, Op::at(target, row * length()));
       });
     }
-    return Op::slot(reduced_, (oh - tile_.lo[1]) * length());
+    return Op::at(reduced_, (oh - tile_.lo[1]) * length());
   }
 
  private:

@@ -15,8 +15,7 @@ class AxisReduction {
   using Row = typename Op::Row;
 
   // A row consists of `lines` lines of n elements. taps_per_row: taps of a window in one row.
-  POOLGRAD_LOOP AxisReduction(const Axis& a, i64 lines, i64 n, i64 taps_per_row, const Op& op,
-                              Arena& arena)
+  POOLGRAD_LOOP AxisReduction(const Axis& a, i64 lines, i64 n, i64 taps_per_row, Arena& arena)
       : a_(a),
         lines_(lines),
         n_(n),
@@ -25,8 +24,8 @@ class AxisReduction {
         slots_(by_blocks_  ? a.kernel * a.dilation
                : a.overlap ? smaller(reach(a) + 1, a.in)
                            : kMaxFolded),
-        rows_(op.take(arena, slots_ * lines * n)),
-        prefixes_(op.take(arena, by_blocks_ ? a.dilation * lines * n : 0)),
+        rows_(Op::take(arena, slots_ * lines * n)),
+        prefixes_(Op::take(arena, by_blocks_ ? a.dilation * lines * n : 0)),
         blocks_(arena.take<Block>(by_blocks_ ? a.dilation : 0)),
         keys_(arena.take<i64>(by_blocks_ ? 0 : slots_)) {}
 
@@ -53,19 +52,18 @@ class AxisReduction {
     Range valid, next;  // rows of the block and of the next that are inputs, not padding
   };
 
-  Row at(Row rows, i64 row) const { return Op::slot(rows, row * lines_ * n_); }
+  Row at(Row rows, i64 row) const { return Op::at(rows, row * lines_ * n_); }
 
-  template <class Size, class First>
-  void fold(Row to, const Row* rows, i64 tap, i64 taps_apart, Size size, First first) const {
+  void fold(Row to, const Row* rows, i64 tap, i64 taps_apart, i64 size, bool first) const {
     for (i64 line = 0; line < lines_; ++line) {
       Row from[kMaxFolded];
-      for (i64 t = 0; t < size; ++t) from[t] = Op::slot(rows[t], line * n_);
-      Op::fold_rows(Op::slot(to, line * n_), n_, from, tap, taps_apart, size, first);
+      for (i64 t = 0; t < size; ++t) from[t] = Op::at(rows[t], line * n_);
+      Op::fold_rows(Op::at(to, line * n_), n_, from, tap, taps_apart, size, first);
     }
   }
 
   void clear(Row row) const {
-    for (i64 line = 0; line < lines_; ++line) Op::clear(Op::slot(row, line * n_), n_);
+    for (i64 line = 0; line < lines_; ++line) Op::clear(Op::at(row, line * n_), n_);
   }
 
   // Reduces all rows of a window. Rows that windows share are kept.
@@ -74,7 +72,7 @@ class AxisReduction {
     const Span s = span_of(a_, o);
     if (s.taps == 0) return clear(into);
     if (s.taps == 1 && s.first_tap == 0 && !a_.overlap) return compute_row(s.begin, into);
-    in_groups<Op>(s.taps, [&](auto size, auto first, i64 begin) {
+    in_groups(s.taps, [&](i64 size, i64 begin) {
       Row rows[kMaxFolded];
       for (i64 t = 0; t < size; ++t) {
         const i64 index = s.begin + (begin + t) * a_.dilation;
@@ -84,7 +82,7 @@ class AxisReduction {
         compute_row(index, rows[t]);
         keys_[slot] = index;
       }
-      fold(into, rows, (s.first_tap + begin) * taps_per_row_, taps_per_row_, size, first);
+      fold(into, rows, (s.first_tap + begin) * taps_per_row_, taps_per_row_, size, begin == 0);
     });
   }
 
@@ -109,7 +107,7 @@ class AxisReduction {
       for (; row < valid.hi; ++row) compute_row(input_of(index, row), row_at(row));
       for (row = valid.hi - 1; row-- > larger(valid.lo, j);) {
         const Row both[2] = {row_at(row), row_at(row + 1)};
-        fold(both[0], both, 0, taps_per_row_, group_size<Op, 2>(), is_first<Op, true>());
+        fold(both[0], both, 0, taps_per_row_, 2, true);
       }
       block = {index, 0, valid, valid_rows(index + 1)};
     }
@@ -121,19 +119,18 @@ class AxisReduction {
       const Row added = row_at(row);
       compute_row(input_of(index + 1, row), added);
       const i64 tap = row * taps_per_row_;
-      if (row == next.lo) fold(prefix, &added, tap, 0, group_size<Op, 1>(), is_first<Op, true>());
-      else fold(prefix, &added, tap, 0, group_size<Op, 1>(), is_first<Op, false>());
+      fold(prefix, &added, tap, 0, 1, row == next.lo);
     }
     const i64 suffix = larger(valid.lo, j);
     const i64 tap = (suffix - j) * taps_per_row_, prefix_tap = (kernel - j) * taps_per_row_;
     const bool has_prefix = next.lo < smaller(j, next.hi);
     const Row both[2] = {row_at(suffix), prefix};
     if (suffix < valid.hi && has_prefix) {
-      fold(into, both, tap, prefix_tap - tap, group_size<Op, 2>(), is_first<Op, true>());
+      fold(into, both, tap, prefix_tap - tap, 2, true);
     } else if (suffix < valid.hi) {
-      fold(into, both, tap, 0, group_size<Op, 1>(), is_first<Op, true>());
+      fold(into, both, tap, 0, 1, true);
     } else if (has_prefix) {
-      fold(into, both + 1, prefix_tap, 0, group_size<Op, 1>(), is_first<Op, true>());
+      fold(into, both + 1, prefix_tap, 0, 1, true);
     } else {
       clear(into);
     }

@@ -32,7 +32,6 @@ struct Max {
   using Row = ValuesAndTaps<T>;
 
   static constexpr bool kIdempotent = true;
-  static constexpr bool kDoubles = true;
   static constexpr bool kNeedsFinite = kFloat<T> && !NaNs;  // an infinity may equal the fill
   static constexpr T kFill = lowest<T>();  // the result only if all inputs equal it
   static bool may_be_padding(Row row, i64 n) {
@@ -44,7 +43,6 @@ struct Max {
   static Row take(Arena& arena, i64 n) {
     return {arena.take<T>(n), WithRoutes ? arena.take<u32>(n) : nullptr};
   }
-  static Row slot(Row row, i64 offset) { return at(row, offset); }
   static Row at(Row row, i64 offset) {
     return {row.v + offset, WithRoutes ? row.r + offset : nullptr};
   }
@@ -101,20 +99,20 @@ struct Max {
   // Reduces one window of many neighbours: finds the largest value of each piece, then searches the
   // first piece with the maximum for its index, so that memory is read at full speed.
   POOLGRAD_LOOP static void reduce_across_lanes(Row to, const T* from, i64 taps, u32 tap) {
-    constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T)), kPiece = 64 * W,
-                  kAccumulators = 4;
+    constexpr i64 W = kLanesOf<T>, kAccumulators = 4, kPiece = 64 * W;
     using V = Vec<T, W>;
-    if (taps < kPiece) return reduce_lane_by_lane(to, from, taps, tap);
     V all = V{} + lowest<T>(), nan_check{};
     i64 piece = 0;
-    for (i64 begin = 0; begin < taps; begin += kPiece) {
-      const i64 first = smaller(begin, taps - kPiece);  // the last piece overlaps its predecessor
+    const i64 n = smaller(taps, kPiece);
+    for (i64 begin = 0; begin < taps; begin += n) {
+      const i64 first = smaller(begin, taps - n);  // the last piece overlaps its predecessor
       V accumulators[kAccumulators];
       for (V& accumulator : accumulators) accumulator = all;
-      for (i64 i = 0; i < kPiece; i += kAccumulators * W) {
+      const auto take = [&](auto count, i64 i) {
+        constexpr i64 kCount = count();
         V sum{};
         POOLGRAD_UNROLL
-        for (i64 k = 0; k < kAccumulators; ++k) {
+        for (i64 k = 0; k < kCount; ++k) {
           const T* here = from + first + i + k * W;
           const V value = load<V>(here);
           prefetch(here + kPrefetchElements<T>);
@@ -122,7 +120,10 @@ struct Max {
           if constexpr (NaNs) sum += value;
         }
         if constexpr (NaNs) nan_check += sum;
-      }
+      };
+      i64 i = 0;
+      for (; i + kAccumulators * W <= n; i += kAccumulators * W) take(Const<kAccumulators>{}, i);
+      for (; i < n; i += W) take(Const<1>{}, smaller(i, n - W));
       V best = accumulators[0];
       for (const V& accumulator : accumulators) best = accumulator > best ? accumulator : best;
       if (!any(best > all)) continue;
@@ -131,46 +132,16 @@ struct Max {
       all = V{} + largest;
       piece = first;
     }
-    if constexpr (NaNs) {
-      if (any(nan_check != nan_check)) return reduce_lane_by_lane(to, from, taps, tap);
-    }
     // The search is bounded, because another thread may overwrite the maximum in the meantime.
     i64 t = piece;
-    for (const i64 last = piece + kPiece - W; t < last && !any(load<V>(from + t) == all);) t += W;
-    for (const i64 last = t + W - 1; t < last && from[t] != all[0];) ++t;
+    const i64 last = piece + n - 1;
+    while (t + W <= last && !any(load<V>(from + t) == all)) t += W;
+    while (t < last && from[t] != all[0]) ++t;
+    if (NaNs && any(nan_check != nan_check)) {  // or infinities of both signs
+      for (i64 i = 0; i < taps; ++i) t = from[i] != from[i] ? i : t;
+    }
     to.v[0] = from[t];
     if constexpr (WithRoutes) to.r[0] = tap + static_cast<u32>(t);
-  }
-
-  // The same with NaNs: each lane reduces every W-th input, then a horizontal
-  // reduction merges the lanes.
-  POOLGRAD_LOOP static void reduce_lane_by_lane(Row to, const T* from, i64 taps, u32 tap) {
-    constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
-    using V = Vec<T, W>;
-    using P = Vec<u32, W>;
-    V best = load<V>(from);
-    P lane_tap;
-    for (i64 j = 0; j < W; ++j) lane_tap[j] = tap + static_cast<u32>(j);
-    P best_tap = lane_tap;
-    i64 t = W;
-    for (; t + W <= taps; t += W) {
-      prefetch(from + t + kPrefetchElements<T>);
-      keep_greater(best, best_tap, load<V>(from + t), lane_tap += W);
-    }
-    T winner = best[0];
-    u32 route = best_tap[0];
-    const auto compare = [&](T value, u32 other) {
-      const bool beaten = value > winner || (value != value && winner == winner);
-      // the first of equal inputs wins, and the last of NaNs
-      const bool before = value == winner && other < route;
-      const bool after = value != value && winner != winner && other > route;
-      if (beaten || before || after) route = other;
-      if (beaten) winner = value;
-    };
-    for (i64 j = 1; j < W; ++j) compare(best[j], best_tap[j]);
-    for (; t < taps; ++t) compare(from[t], tap + static_cast<u32>(t));
-    to.v[0] = winner;
-    if constexpr (WithRoutes) to.r[0] = route;
   }
 
   // Computes to[i] = max over t of from[i * step + t * gap], with tap indices tap, tap + 1, ...
@@ -178,18 +149,26 @@ struct Max {
                                         i64 tap, bool = true) {
     if (n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
       return reduce_across_lanes(to, from, taps, static_cast<u32>(tap));
-    in_groups<Max>(taps, [&](auto size, auto first, i64 begin) {
+    in_groups(taps, [&](i64 count, i64 begin) {
       const T* here = from + begin * gap;
       const u32 first_tap = static_cast<u32>(tap + begin);
-      by_stride(step, gap, taps, first,
-                [&](auto loader) { fold_taps(to, n, here, loader, first_tap, size, first); });
+      by_group<T>(count, begin == 0, [&](auto size, auto first) {
+        by_stride(step, gap, taps, first,
+                  [&](auto loader) { fold_taps(to, n, here, loader, first_tap, size, first); });
+      });
     });
   }
 
   // The same over `size` rows; the tap indices of row t are shifted by tap + t * taps_per_row.
+  static void fold_rows(Row to, i64 n, const Row* rows, i64 tap, i64 taps_per_row, i64 count,
+                        bool is_first) {
+    by_group<T>(count, is_first, [&](auto size, auto first) {
+      merge_rows(to, n, rows, tap, taps_per_row, size, first);
+    });
+  }
   template <class Size, class First>
-  POOLGRAD_LOOP static void fold_rows(Row to, i64 n, const Row* rows, i64 tap, i64 taps_per_row,
-                                      Size size, First first) {
+  POOLGRAD_LOOP static void merge_rows(Row to, i64 n, const Row* rows, i64 tap, i64 taps_per_row,
+                                       Size size, First first) {
     Row from[kMaxFolded];
     for (i64 t = 0; t < size; ++t) from[t] = rows[t];
     lanes<T>(n, [&](auto w, i64 i) {

@@ -10,19 +10,13 @@ namespace poolgrad::inline POOLGRAD_ISA {
 template <class S>
 inline constexpr std::uint16_t kInfinity = std::is_same_v<S, Float16> ? 0x7C00 : 0x7F80;
 
-// Converts bits to integers in the order of the numbers; both zeros become 0.
-template <class V>
-auto key_of_bits(V bits) {
-  using K = Vec<std::int16_t, static_cast<int>(sizeof(V) / 2)>;
-  const K number = bits_as<K>(bits), sign = number >> 15;
-  return ((number & 0x7FFF) ^ sign) - sign;
-}
-
-// The maximum of float16 or bfloat16 if no input is NaN. Only the fill value differs between both.
-template <bool WithRoutes>
-struct TwoByteMaxNoNaN : RegisterMax<TwoByteMaxNoNaN<WithRoutes>, std::uint16_t, WithRoutes> {
+// The maximum of float16 or bfloat16. NaNs: inputs may be NaN.
+template <class S, bool WithRoutes, bool NaNs = true>
+struct TwoByteMax : RegisterMax<TwoByteMax<S, WithRoutes, NaNs>, std::uint16_t, WithRoutes> {
   using In = std::uint16_t;
-  using AssumeNoNaN = TwoByteMaxNoNaN;
+  // Both formats differ in the fill only, which blocks of windows get at run time.
+  using AssumeNoNaN = TwoByteMax<BFloat16, WithRoutes, false>;
+  static constexpr In kFill = 0x8000 | kInfinity<S>;  // the lowest
 
   template <class V>
   struct Partial {
@@ -31,9 +25,20 @@ struct TwoByteMaxNoNaN : RegisterMax<TwoByteMaxNoNaN<WithRoutes>, std::uint16_t,
     V best_tap;
   };
 
+  // Converts bits to integers in the order of the numbers: both zeros become 0, every NaN kNaN.
+  static constexpr std::int16_t kNaN = 0x7FFF;
+  template <class V>
+  static auto key_of(V bits) {
+    using K = decltype(Partial<V>::key);
+    const K number = bits_as<K>(bits), sign = number >> 15;
+    const K size = number & 0x7FFF, key = (size ^ sign) - sign;
+    if constexpr (!NaNs) return key;
+    else return size > static_cast<std::int16_t>(kInfinity<S>) ? K{} + kNaN : key;
+  }
+
   template <class V>
   static Partial<V> first(V bits, u32 tap) {
-    return {bits, key_of_bits(bits), V{} + static_cast<In>(tap)};
+    return {bits, key_of(bits), V{} + static_cast<In>(tap)};
   }
   template <class V>
   static void take(Partial<V>& partial, V bits, u32 tap) {
@@ -41,11 +46,16 @@ struct TwoByteMaxNoNaN : RegisterMax<TwoByteMaxNoNaN<WithRoutes>, std::uint16_t,
   }
   template <class V>
   static void merge(Partial<V>& partial, const Partial<V>& later, u32 shifted) {
-    const auto wins = later.key > partial.key;
+    auto wins = later.key > partial.key;
+    if constexpr (NaNs) wins |= later.key == kNaN;  // also over a NaN
     partial.best = wins ? later.best : partial.best;
     partial.key = wins ? later.key : partial.key;
     if constexpr (WithRoutes)
       partial.best_tap = wins ? later.best_tap + static_cast<In>(shifted) : partial.best_tap;
+  }
+  template <class V>
+  static auto relu_is_zero(V bits) {
+    return key_of(bits) <= 0;
   }
 
   // The largest magnitude: only NaNs are greater than the fill, which is an infinity.
@@ -57,64 +67,6 @@ struct TwoByteMaxNoNaN : RegisterMax<TwoByteMaxNoNaN<WithRoutes>, std::uint16_t,
   template <class V>
   static bool found_nan(V nan_check, In fill) {
     return any(nan_check > (V{} + static_cast<In>(fill & 0x7FFF)));
-  }
-};
-
-template <class S, bool WithRoutes>
-struct TwoByteMax : RegisterMax<TwoByteMax<S, WithRoutes>, std::uint16_t, WithRoutes> {
-  using In = std::uint16_t;
-  using AssumeNoNaN = TwoByteMaxNoNaN<WithRoutes>;
-  static constexpr In kFill = 0x8000 | kInfinity<S>;  // the lowest
-
-  template <class V>
-  struct Partial {
-    static constexpr int W = static_cast<int>(sizeof(V) / sizeof(In));
-    V best;
-    Vec<std::int16_t, W> threshold;  // a later input wins if its key is greater
-    V best_tap;
-  };
-
-  // Converts bits to integers in the order of the numbers: both zeros become 0, every NaN kNaN.
-  static constexpr std::int16_t kNaN = 0x7FFF;
-  template <class V>
-  static auto key_of(V bits) {
-    using K = decltype(Partial<V>::threshold);
-    const K number = bits_as<K>(bits), sign = number >> 15;
-    const K size = number & 0x7FFF;
-    return size > static_cast<std::int16_t>(kInfinity<S>) ? K{} + kNaN : (size ^ sign) - sign;
-  }
-  // The key that a later input must exceed to win: a NaN wins over every earlier input, also over a
-  // NaN.
-  template <class K>
-  static K threshold_of(K key) {
-    return key == kNaN ? K{} + static_cast<std::int16_t>(kNaN - 1) : key;
-  }
-
-  template <class V>
-  static Partial<V> first(V bits, u32 tap) {
-    return {bits, threshold_of(key_of(bits)), V{} + static_cast<In>(tap)};
-  }
-  template <class V>
-  static void take(Partial<V>& partial, V bits, u32 tap) {
-    keep_greater(partial, bits, V{} + static_cast<In>(tap));
-  }
-  template <class V>
-  static void merge(Partial<V>& partial, const Partial<V>& later, u32 shifted) {
-    keep_greater(partial, later.best, later.best_tap + static_cast<In>(shifted));
-  }
-  template <class V>
-  static auto relu_is_zero(V bits) {
-    return key_of(bits) <= 0;
-  }
-
- private:
-  template <class V>
-  static void keep_greater(Partial<V>& partial, V bits, V tap) {
-    const auto key = key_of(bits);
-    const auto wins = key > partial.threshold;
-    partial.best = wins ? bits : partial.best;
-    partial.threshold = wins ? threshold_of(key) : partial.threshold;
-    if constexpr (WithRoutes) partial.best_tap = wins ? tap : partial.best_tap;
   }
 };
 

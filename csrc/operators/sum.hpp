@@ -15,12 +15,10 @@ struct Sum {
   };
 
   static constexpr bool kIdempotent = false;
-  static constexpr bool kDoubles = true;
   static constexpr A kFill = A(0);
   static bool may_be_padding(Row, i64) { return false; }
 
   static Row take(Arena& arena, i64 n) { return {arena.take<A>(n)}; }
-  static Row slot(Row row, i64 offset) { return at(row, offset); }
   static Row at(Row row, i64 offset) { return {row.v + offset}; }
   POOLGRAD_LOOP static void clear(Row row, i64 n) {
     for (i64 i = 0; i < n; ++i) row.v[i] = A(0);
@@ -77,23 +75,35 @@ struct Sum {
                                         i64, bool may_reduce_across = true) {
     if (may_reduce_across && n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
       return reduce_across_lanes(to, from, taps);
-    in_groups<Sum>(taps, [&](auto size, auto first, i64 begin) {
+    in_groups(taps, [&](i64 count, i64 begin) {
       const A* here = from + begin * gap;
-      by_stride(step, gap, taps, first,
-                [&](auto loader) { fold_taps(to, n, here, loader, 0, size, first); });
+      by_group<A>(count, begin == 0, [&](auto size, auto first) {
+        by_stride(step, gap, taps, first,
+                  [&](auto loader) { fold_taps(to, n, here, loader, 0, size, first); });
+      });
     });
   }
 
-  template <class Size, class First>
-  POOLGRAD_LOOP static void fold_rows(Row to, i64 n, const Row* rows, i64, i64, Size size,
-                                      First first) {
+  static void fold_rows(Row to, i64 n, const Row* rows, i64, i64, i64 count, bool is_first) {
     const A* from[kMaxFolded];
-    for (i64 t = 0; t < size; ++t) from[t] = rows[t].v;
+    for (i64 t = 0; t < count; ++t) from[t] = rows[t].v;
+    add(to.v, n, from, count, is_first);
+  }
+
+  // Adds `count` rows of n elements, the first rows or later ones.
+  static void add(A* to, i64 n, const A* const* rows, i64 count, bool is_first) {
+    by_group<A>(count, is_first,
+                [&](auto size, auto first) { add_group(to, n, rows, size, first); });
+  }
+  template <class Size, class First>
+  POOLGRAD_LOOP static void add_group(A* to, i64 n, const A* const* rows, Size size, First first) {
+    const A* from[kMaxFolded];
+    for (i64 t = 0; t < size; ++t) from[t] = rows[t];
     lanes<A>(n, [&](auto w, i64 i) {
       using V = Vec<A, w()>;
-      V sum = load<V>(first ? from[0] + i : to.v + i);
+      V sum = load<V>(first ? from[0] + i : to + i);
       for (i64 t = first; t < size; ++t) sum += load<V>(from[t] + i);
-      store(to.v + i, sum);
+      store(to + i, sum);
     });
   }
 };
@@ -171,7 +181,7 @@ template <class A, class Windows>
 struct MeanState {
   MeanState(const Plan& p, const View& x, const Tile& tile, const ReadOptions<A>& options,
             Arena& arena, i64 planes)
-      : windows(p, x, tile, options, {}, arena, planes),
+      : windows(p, x, tile, options, arena, planes),
         row(Sum<A>::take(arena, windows.length())),
         divisors(arena.take<A>(windows.length())) {}
 
