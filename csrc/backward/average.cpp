@@ -7,7 +7,7 @@
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
-// operators/weighted.cpp
+// forward/average.cpp
 void average_of_transposed(const Work&, const View& gy, Divisor, Dense gx);
 
 namespace {

@@ -2,6 +2,7 @@
 // window, then adds along the width once.
 #pragma once
 
+#include "forward/separable.hpp"
 #include "operators/sum.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {

@@ -2,37 +2,10 @@
 // log-step doubling, from reductions of 4, 8, 16, ... neighbours.
 #pragma once
 
-#include <type_traits>
-
 #include "choose.hpp"
 #include "forward/row_reader.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
-
-// Calls f(size, first) for a group of `size` inputs of type T, the first group of its windows or a
-// later one; as compile-time constants, except for types that have no specialised algorithms.
-template <class T, class F>
-POOLGRAD_INLINE void by_group(i64 size, bool first, F&& f) {
-  if constexpr (!kSpecialised<T>) {
-    f(size, first);
-  } else {
-    const auto sized = [&](auto is_first) {
-      if (size == 1) f(Const<1>{}, is_first);
-      else if (size == 2) f(Const<2>{}, is_first);
-      else if (size == 3) f(Const<3>{}, is_first);
-      else f(Const<kMaxFolded>{}, is_first);
-    };
-    if (first) sized(std::true_type{});
-    else sized(std::false_type{});
-  }
-}
-
-// Divides `taps` inputs into groups and calls fold(size, first tap) for each.
-template <class F>
-void in_groups(i64 taps, F&& fold) {
-  for (i64 begin = 0; begin < taps; begin += kMaxFolded)
-    fold(smaller(taps - begin, kMaxFolded), begin);
-}
 
 // Reduces windows of `kernel` inputs, `gap` elements apart, at `n` neighbouring positions.
 // `partial`: memory for n + (kernel - 4) * gap partial reductions. The kernel is greater than 4.

@@ -1,6 +1,8 @@
 // Computes averages of whole planes, one plane in each lane of a vector.
 #pragma once
 
+#include "forward/row_writer.hpp"
+#include "operators/divisor.hpp"
 #include "operators/sum.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {

@@ -1,6 +1,7 @@
 // Completes the outputs of selecting reductions: negates them for a minimum, or applies the ReLU.
 #pragma once
 
+#include "forward/row_reader.hpp"
 #include "geometry/partition.hpp"
 #include "operators/extreme.hpp"
 

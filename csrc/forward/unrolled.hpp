@@ -4,8 +4,8 @@
 
 #include "base/common.hpp"
 #include "choose.hpp"
+#include "forward/row_reader.hpp"
 #include "forward/row_writer.hpp"
-#include "forward/separable.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
 

@@ -2,7 +2,10 @@
 // of the winner, which is the route.
 #pragma once
 
-#include "forward/register_blocked.hpp"
+#include "base/scratch.hpp"
+#include "operators/groups.hpp"
+#include "simd/dtype.hpp"
+#include "simd/prefetch.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
 

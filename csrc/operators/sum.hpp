@@ -1,8 +1,10 @@
 // Computes averages: sums of the inputs of windows, divided by their divisors.
 #pragma once
 
-#include "forward/separable.hpp"
-#include "forward/small_windows.hpp"
+#include "base/scratch.hpp"
+#include "operators/groups.hpp"
+#include "simd/dtype.hpp"
+#include "simd/prefetch.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
@@ -161,78 +163,6 @@ struct Mean {
   static void divide(Target to, i64 i, V sum) {
     poolgrad::store(to.y + i, (V{} + sum) / (*to.rows * load<V>(to.columns + i)));
   }
-};
-
-// The divisors of a row of outputs, without the factor that all outputs of the row share.
-template <class A>
-struct ColumnDivisors {
-  A* row;
-  i64 lo = 0, hi = 0;  // the columns that are stored
-
-  void fill(const Plan& p, Divisor divisor, i64 begin, i64 end) {
-    if (lo == begin && hi == end) return;
-    divisor.fill_row(p, begin, end, row);
-    lo = begin, hi = end;
-  }
-};
-
-// Per-task state of averages that are computed row by row. Windows: Separable or ColumnSums.
-template <class A, class Windows>
-struct MeanState {
-  MeanState(const Plan& p, const View& x, const Tile& tile, const ReadOptions<A>& options,
-            Arena& arena, i64 planes)
-      : windows(p, x, tile, options, arena, planes),
-        row(Sum<A>::take(arena, windows.length())),
-        divisors(arena.take<A>(windows.length())) {}
-
-  Windows windows;
-  typename Sum<A>::Row row;
-  A* divisors;  // of the row, without the factor that all outputs share
-};
-
-// Divides a row of n sums, which are whole vectors. Adds 0, so that a sum of negative zeros is 0.0.
-template <class A>
-POOLGRAD_LOOP void divide(A* sums, A rows, const A* divisors, i64 n) {
-  lanes<A>(n, [&](auto w, i64 i) {
-    using V = Vec<A, w()>;
-    store(sums + i, (V{} + load<V>(sums + i)) / (rows * load<V>(divisors + i)));
-  });
-}
-
-// Memory of a tile of averages of small windows.
-template <class A, bool Lines>
-class MeanOutput {
- public:
-  using Target = typename Mean<A, Lines>::Target;
-
-  MeanOutput(const Plan& plan, const Tile& tile, Divisor divisor, Dense y, i64 longest,
-             Arena& arena)
-      : p_(plan),
-        tile_(tile),
-        divisor_(divisor),
-        y_(y, longest, arena),
-        rows_(arena.take<A>(kMaxBlockedRows)),
-        columns_{arena.take<A>((tile.hi[2] - tile.lo[2]) * plan.inner)} {}
-
-  void start(i64 plane) {
-    first_ = plane * p_.out_plane();
-    columns_.fill(p_, divisor_, tile_.lo[2], tile_.hi[2]);
-  }
-  Target open(i64 od, i64 oh, i64 rows, i64 at, i64 n, bool prefetches) {
-    for (i64 q = 0; q < rows; ++q) rows_[q] = static_cast<A>(divisor_.of_rows(p_, od, oh + q));
-    const i64 first = first_ + p_.output_index(od, oh, tile_.lo[2]) + at;
-    return {y_.reserve(first, n, prefetches), columns_.row + at, rows_};
-  }
-  void close(Target, i64) {}
-
- private:
-  const Plan& p_;
-  const Tile tile_;
-  const Divisor divisor_;
-  RowWriter<A> y_;
-  A* rows_;  // divisors of rows
-  ColumnDivisors<A> columns_;
-  i64 first_ = 0;  // output of the plane
 };
 
 }  // namespace poolgrad::inline POOLGRAD_ISA

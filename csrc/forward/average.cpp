@@ -3,8 +3,11 @@
 #include "choose.hpp"
 #include "forward/column_sums.hpp"
 #include "forward/plane_means.hpp"
+#include "forward/separable.hpp"
+#include "forward/small_windows.hpp"
 #include "geometry/partition.hpp"
 #include "kernels.hpp"
+#include "operators/divisor.hpp"
 #include "operators/sum.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
@@ -16,6 +19,66 @@ void mixed_backward(const Work&, const View& gy, const View& routes, Parameter a
                     bool count_padding, Dense gx);
 
 namespace {
+
+// Per-task state of averages that are computed row by row. Windows: Separable or ColumnSums.
+template <class A, class Windows>
+struct MeanState {
+  MeanState(const Plan& p, const View& x, const Tile& tile, const ReadOptions<A>& options,
+            Arena& arena, i64 planes)
+      : windows(p, x, tile, options, arena, planes),
+        row(Sum<A>::take(arena, windows.length())),
+        divisors(arena.take<A>(windows.length())) {}
+
+  Windows windows;
+  typename Sum<A>::Row row;
+  A* divisors;  // of the row, without the factor that all outputs share
+};
+
+// Divides a row of n sums, which are whole vectors. Adds 0, so that a sum of negative zeros is 0.0.
+template <class A>
+POOLGRAD_LOOP void divide(A* sums, A rows, const A* divisors, i64 n) {
+  lanes<A>(n, [&](auto w, i64 i) {
+    using V = Vec<A, w()>;
+    store(sums + i, (V{} + load<V>(sums + i)) / (rows * load<V>(divisors + i)));
+  });
+}
+
+// Memory of a tile of averages of small windows.
+template <class A, bool Lines>
+class MeanOutput {
+ public:
+  using Target = typename Mean<A, Lines>::Target;
+
+  MeanOutput(const Plan& plan, const Tile& tile, Divisor divisor, Dense y, i64 longest,
+             Arena& arena)
+      : p_(plan),
+        tile_(tile),
+        divisor_(divisor),
+        y_(y, longest, arena),
+        rows_(arena.take<A>(kMaxBlockedRows)),
+        columns_(arena.take<A>((tile.hi[2] - tile.lo[2]) * plan.inner)) {}
+
+  void start(i64 plane) {
+    first_ = plane * p_.out_plane();
+    if (!filled_) divisor_.fill_row(p_, tile_.lo[2], tile_.hi[2], columns_);
+    filled_ = true;
+  }
+  Target open(i64 od, i64 oh, i64 rows, i64 at, i64 n, bool prefetches) {
+    for (i64 q = 0; q < rows; ++q) rows_[q] = static_cast<A>(divisor_.of_rows(p_, od, oh + q));
+    const i64 first = first_ + p_.output_index(od, oh, tile_.lo[2]) + at;
+    return {y_.reserve(first, n, prefetches), columns_ + at, rows_};
+  }
+  void close(Target, i64) {}
+
+ private:
+  const Plan& p_;
+  const Tile tile_;
+  const Divisor divisor_;
+  RowWriter<A> y_;
+  A *rows_, *columns_;   // divisors of rows; of a row of outputs, without the factor of the row
+  bool filled_ = false;  // columns_
+  i64 first_ = 0;        // output of the plane
+};
 
 // Averages by Separable or ColumnSums.
 template <class A, class Windows>
