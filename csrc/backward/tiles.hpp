@@ -138,11 +138,6 @@ inline i64 inputs_of(const Plan& p, const InputTile& tile) {
   return n;
 }
 
-// The position of tap 0 of output `o`, which may lie in the padding.
-inline i64 start_of(const Axis& a, i64 o) {
-  return a.regular() ? o * a.stride - a.lo : span_of(a, o).begin;
-}
-
 // Prefetches what follows `columns` of row (d, h).
 POOLGRAD_INLINE void prefetch_after(const View& v, const char* plane, i64 d, i64 h, Range columns,
                                     i64 inner) {

@@ -19,17 +19,8 @@ class ColumnSums {
       : p_(plan),
         tile_(tile),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan.axis[1]), arena),
-        sums_(arena.take<A>(plan.axis[2].in)) {
-    const Axis& a = plan.axis[2];
-    first_ = a.in;
-    for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o) {
-      const Span s = span_of(a, o);
-      if (s.taps == 0) continue;
-      first_ = smaller(first_, s.begin);
-      end_ = larger(end_, s.begin + (s.taps - 1) * a.dilation + 1);
-    }
-    end_ = larger(first_, end_);
-  }
+        columns_(inputs_of(plan.axis[2], tile.lo[2], tile.hi[2])),
+        sums_(arena.take<A>(plan.axis[2].in)) {}
 
   i64 length() const { return tile_.hi[2] - tile_.lo[2]; }
   i64 spacing() const { return 0; }  // planes are not reduced side by side
@@ -40,7 +31,7 @@ class ColumnSums {
   Row row(i64 od, i64 oh, Row into) {
     const Span depth = span_of(p_.axis[0], od), height = span_of(p_.axis[1], oh);
     const Axis& width = p_.axis[2];
-    const i64 n = end_ - first_;
+    const i64 n = columns_.hi - columns_.lo;
     if (depth.taps * height.taps == 0) {
       Sum<A>::clear(into, tile_.hi[2] - tile_.lo[2]);
       return into;
@@ -51,7 +42,7 @@ class ColumnSums {
         const A* rows[kMaxFolded];
         for (i64 t = 0; t < size; ++t) {
           const i64 h = height.begin + (begin + t) * p_.axis[1].dilation;
-          rows[t] = reader_.row(d, h) + first_;
+          rows[t] = reader_.row(d, h) + columns_.lo;
         }
         Sum<A>::add(sums_, n, rows, size, i + begin == 0);
       });
@@ -60,7 +51,7 @@ class ColumnSums {
       const Span s = span_of(width, o);
       const Row at = Sum<A>::at(into, o - tile_.lo[2]);
       if (s.taps == 0) Sum<A>::clear(at, 1);
-      else Sum<A>::fold_inputs(at, 1, sums_ + s.begin - first_, 1, width.dilation, s.taps, 0);
+      else Sum<A>::fold_inputs(at, 1, sums_ + s.begin - columns_.lo, 1, width.dilation, s.taps, 0);
     }
     return into;
   }
@@ -73,8 +64,8 @@ class ColumnSums {
   const Plan& p_;
   const Tile tile_;
   Reader<A> reader_;
+  const Range columns_;  // that are needed
   A* sums_;
-  i64 first_, end_ = 0;  // of the columns that are needed
 };
 
 }  // namespace poolgrad::inline POOLGRAD_ISA

@@ -62,8 +62,7 @@ class WidthReduction {
     const Axis& a = plan.axis[2];
     const i64 outputs = tile.hi[2] - tile.lo[2], covered = covered_length(a, outputs);
     origin_ = tile.lo[2] * a.stride - a.lo;
-    valid_.lo = smaller(a.in, larger(0, origin_));
-    valid_.hi = larger(valid_.lo, smaller(a.in, origin_ + covered));
+    valid_ = inputs_of(a, tile.lo[2], tile.hi[2]);
     const i64 before = larger(0, -origin_), after = larger(0, origin_ + covered - a.in);
     // The padding after a plane is the padding before the next.
     spacing_ = ceil_div(covered - smaller(before, after), a.stride);

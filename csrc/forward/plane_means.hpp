@@ -33,7 +33,7 @@ class PlaneMeans {
         for (i64 k = 0; k < planes; ++k) sums[k] = sum_in_parts(x, plane_of(x, plane + k));
       } else {
         find_planes(x, plane, planes, from);
-        sums = n_ < W ? sums_of_few(from) : sums_of(from);
+        sums = sums_of(from);
       }
       store_first(y_.reserve(plane, planes), (V{} + sums) / divisor_, planes);
     }
@@ -90,7 +90,7 @@ class PlaneMeans {
       POOLGRAD_UNROLL
       for (int k = 0; k < W; ++k) sums += square[k];
     }
-    for (; n_ - t <= W / 4 && t < n_; ++t) {
+    for (; t < n_ && (n_ < W || n_ - t <= W / 4); ++t) {
       V input;
       POOLGRAD_UNROLL
       for (int k = 0; k < W; ++k) input[k] = from[k][t];
@@ -103,17 +103,6 @@ class PlaneMeans {
       for (int k = 0; k < W; ++k) {
         if (n_ - W + k >= t) sums += square[k];
       }
-    }
-    return sums;
-  }
-
-  // Planes with fewer inputs than a vector has lanes.
-  POOLGRAD_LOOP V sums_of_few(const A* const* from) const {
-    V sums{};
-    for (int k = 0; k < W; ++k) {
-      A sum = from[k][0];
-      for (i64 t = 1; t < n_; ++t) sum += from[k][t];
-      sums[k] = sum;
     }
     return sums;
   }

@@ -50,7 +50,7 @@ class RegisterBlocked {
     const bool narrow_padding = before_ <= most && after_ <= most;
     readable_ = !negate && narrow_padding && x.dtype == DtypeOf<T>::value && x.width == 1 &&
                 (before_ + after_ == 0 || x.height >= width.in);
-    lo_ = larger(0, -width.lo), hi_ = larger(lo_, smaller(width.in, columns_read - width.lo));
+    inputs_ = inputs_of(width, 0, width.out);
     pitch_ = ceil_div(columns_read, kLine) * kLine;
     depths_ = smaller(depth.kernel, depth.in);
     rows_ = kBlockBytes / (depths_ * height.stride * pitch_ * static_cast<i64>(sizeof(T)));
@@ -190,8 +190,8 @@ class RegisterBlocked {
       }
       T* copy = copies_ + (k * lines_ + i) * pitch_;
       at[i] = copy;
-      if (h < 0 || h >= in) std::fill(copy + lo_ + lo, copy + hi_ + lo, fill_);
-      else copy_row(x_, plane_, d, h, lo_, hi_, negate_, copy + lo_ + lo);
+      if (h < 0 || h >= in) std::fill(copy + inputs_.lo + lo, copy + inputs_.hi + lo, fill_);
+      else copy_row(x_, plane_, d, h, inputs_.lo, inputs_.hi, negate_, copy + inputs_.lo + lo);
     }
   }
 
@@ -311,7 +311,8 @@ class RegisterBlocked {
   const bool used_;
   bool readable_ = false;       // lines are read in place
   i64 before_ = 0, after_ = 0;  // columns of padding that windows hold
-  i64 lo_ = 0, hi_ = 0, pitch_ = 0, depths_ = 0, rows_ = 0, lines_ = 0;
+  Range inputs_{};              // columns that windows hold
+  i64 pitch_ = 0, depths_ = 0, rows_ = 0, lines_ = 0;
   T* copies_ = nullptr;
   DepthLines* depth_lines_ = nullptr;
   const T** lines_at_ = nullptr;  // the lines of all depths

@@ -69,17 +69,11 @@ class Reader {
                 (p.inner == 1 || x.inner == 1) && !x.row_columns &&
                 !(options.pack && x.width != p.inner)) {
     const Axis& a = p.axis[2];
-    from_ = lo_ = a.in, hi_ = 0;
-    for (i64 o : {lo, hi - 1}) {  // the first and the last window span the others
-      const Span s = span_of(a, o);
-      const i64 begin = a.regular() ? o * a.stride - a.lo : s.begin;
-      const i64 end = a.regular() ? begin + reach(a) + 1 : begin + s.taps;
-      from_ = smaller(from_, begin), to_ = larger(to_, end);
-      lo_ = smaller(lo_, larger(0, begin)), hi_ = larger(hi_, smaller(a.in, end));
-    }
-    hi_ = larger(lo_, hi_);
-    padded_ = options.pad && (from_ < lo_ || to_ > hi_) && has_little_padding(a);
-    if (!padded_) from_ = lo_, to_ = hi_;
+    const Range inputs = inputs_of(a, lo, hi);
+    from_ = lo_ = inputs.lo, to_ = hi_ = inputs.hi;
+    const i64 begin = start_of(a, lo), end = begin + covered_length(a, hi - lo);
+    padded_ = options.pad && a.regular() && (begin < lo_ || end > hi_) && has_little_padding(a);
+    if (padded_) from_ = begin, to_ = end;
     direct_ &= !padded_;
     depth_mask_ = ring(options.depths) - 1, height_mask_ = ring(options.heights) - 1;
     const i64 slots = (depth_mask_ + 1) * (height_mask_ + 1);
@@ -160,7 +154,7 @@ class Reader {
 
   const View& x_;
   const ReadOptions<A> options_;
-  i64 inner_, lo_, hi_, from_, to_ = 0, rows_, length_ = 0, depth_mask_, height_mask_;
+  i64 inner_, lo_, hi_, from_, to_, rows_, length_ = 0, depth_mask_, height_mask_;
   bool direct_, padded_ = false;
   const char* plane_ = nullptr;
   i64 bytes_, prefetched_[4];  // of a row; the last prefetched row of each of four depths

@@ -44,16 +44,6 @@ class SlidingRanks {
   // Inputs are ranked again for each band, together with those above and below it.
   static constexpr i64 kWindowsInBand = 3;
 
-  // The inputs from the first to the last of the windows of outputs [lo, hi).
-  static Range inputs_of(const Axis& a, i64 lo, i64 hi) {
-    if (!a.regular()) {
-      const Span last = span_of(a, hi - 1);
-      return {span_of(a, lo).begin, last.begin + last.taps};
-    }
-    const i64 begin = larger(0, lo * a.stride - a.lo);
-    return {begin, larger(begin, smaller(a.in, (hi - 1) * a.stride - a.lo + reach(a) + 1))};
-  }
-
   // Calls each(od, lo, hi) for bands of output rows lo ... hi; depths_ and heights_ are then the
   // inputs of the band.
   template <class Each>

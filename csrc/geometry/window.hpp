@@ -137,6 +137,18 @@ inline Span span_of(const Axis& a, i64 o) {
   return {taps ? start + first_tap * a.dilation : 0, first_tap, taps, extent};
 }
 
+// The position of tap 0 of output `o`, which may lie in the padding.
+inline i64 start_of(const Axis& a, i64 o) {
+  return a.regular() ? o * a.stride - a.lo : span_of(a, o).begin;
+}
+
+// The inputs from the first to the last of the windows of outputs [lo, hi).
+inline Range inputs_of(const Axis& a, i64 lo, i64 hi) {
+  const i64 begin = smaller(a.in, larger(0, start_of(a, lo))), last = start_of(a, hi - 1);
+  const i64 end = last + (a.regular() ? reach(a) + 1 : span_of(a, hi - 1).taps);
+  return {begin, larger(begin, smaller(a.in, end))};
+}
+
 // Binary search: the first output of a fractional axis whose window begins beyond input `i`.
 inline i64 first_beyond(const Axis& a, i64 i) {
   i64 lo = 0, hi = a.out;
