@@ -72,14 +72,9 @@ struct Max {
     return value <= V{};
   }
 
-  // Copies n groups of `inner` elements, `step` apart.
-  POOLGRAD_LOOP static void copy_strided(Row to, Row from, i64 n, i64 inner, i64 step) {
-    for (i64 o = 0; o < n; ++o) {
-      for (i64 c = 0; c < inner; ++c) {
-        to.v[o * inner + c] = from.v[o * step + c];
-        if constexpr (WithRoutes) to.r[o * inner + c] = from.r[o * step + c];
-      }
-    }
+  static void copy_strided(Row to, Row from, i64 n, i64 inner, i64 step) {
+    copy_groups(to.v, from.v, n, inner, step);
+    if constexpr (WithRoutes) copy_groups(to.r, from.r, n, inner, step);
   }
 
   template <class Size, class First, class Loader>

@@ -38,11 +38,8 @@ struct Sum {
     });
   }
 
-  // Copies n groups of `inner` elements, `step` apart.
-  POOLGRAD_LOOP static void copy_strided(Row to, Row from, i64 n, i64 inner, i64 step) {
-    for (i64 o = 0; o < n; ++o) {
-      for (i64 c = 0; c < inner; ++c) to.v[o * inner + c] = from.v[o * step + c];
-    }
+  static void copy_strided(Row to, Row from, i64 n, i64 inner, i64 step) {
+    copy_groups(to.v, from.v, n, inner, step);
   }
 
   // Reduces a vector to W lanes: halves are added, then their halves, and so on.

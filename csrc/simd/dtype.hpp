@@ -34,22 +34,8 @@ struct Dense {
 inline namespace POOLGRAD_ISA {
 
 inline i64 size_of(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::boolean:
-    case Dtype::uint8:
-    case Dtype::int8:
-      return 1;
-    case Dtype::float16:
-    case Dtype::bfloat16:
-    case Dtype::int16:
-    case Dtype::uint16:
-      return 2;
-    case Dtype::float64:
-    case Dtype::int64:
-      return 8;
-    default:
-      return 4;
-  }
+  constexpr i64 kSizes[] = {2, 2, 4, 8, 1, 1, 1, 2, 4, 8, 2, 4};  // in the order of Dtype
+  return kSizes[static_cast<int>(dtype)];
 }
 
 inline bool is_floating(Dtype dtype) {
