@@ -7,6 +7,7 @@
 #include <span>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 
 #include "base/thread_pool.hpp"
 
@@ -16,11 +17,12 @@ namespace {
 // Channels that one task computes: the geometry of a region is computed once for all of them.
 constexpr i64 kChannels = 16;
 
-// Computes a linear map of regions, or its transpose. make(region) returns a function, which is
-// called for each channel with the positions of its plane in the maps and of its bins in the
-// outputs. Maps are parallel over (region, block of channels), transposes over (image, block of
-// channels): each task clears its planes and adds the regions of its image in their order, so that
-// no sum depends on the number of threads.
+// Computes outputs from regions of maps or, if `transpose`, gradients of maps from those of
+// outputs. make(region) returns a function, which is called for each channel with the positions of
+// its plane in the maps and of its bins in the outputs. The forward pass is parallel over (region,
+// block of channels), the transpose over (image, block of channels): each task clears its planes
+// and adds the regions of its image in their order, so that no sum depends on the number of
+// threads.
 template <class T, class F>
 void over_regions(const Regions& regions, bool transpose, T* to, int threads, F&& make) {
   const i64 count = static_cast<i64>(regions.table.size());
@@ -278,12 +280,12 @@ void RegionKernels<T>::pool(const Regions& regions, const T* x, T* y, std::int32
                             int threads) {
   const Regions& r = regions;
   over_regions(r, false, y, threads, [&](const Region& box) {
-    return [&, rows = pixel_bins<T>(box.y1, box.y2, r.factor, r.bin_rows, r.height),
-            columns = pixel_bins<T>(box.x1, box.x2, r.factor, r.bin_columns, r.width)](i64 plane,
-                                                                                       i64 bin) {
-      for (const Range each : rows) {
-        for (const Range across : columns) {
-          const i64 index = maximum(x + plane, r.width, each, across);
+    auto rows = pixel_bins<T>(box.y1, box.y2, r.factor, r.bin_rows, r.height);
+    auto columns = pixel_bins<T>(box.x1, box.x2, r.factor, r.bin_columns, r.width);
+    return [&, rows = std::move(rows), columns = std::move(columns)](i64 plane, i64 bin) {
+      for (const Range of_rows : rows) {
+        for (const Range of_columns : columns) {
+          const i64 index = maximum(x + plane, r.width, of_rows, of_columns);
           y[bin] = index < 0 ? T(0) : x[plane + index];
           indices[bin++] = static_cast<std::int32_t>(index);
         }

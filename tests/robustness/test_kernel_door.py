@@ -71,13 +71,15 @@ CTYPES = """
 import ctypes, numpy as np
 from poolgrad import _kernels, max_pool2d
 from poolgrad import numpy as front
+from poolgrad.interface import SELECTIONS
+MAX = SELECTIONS.index("max")
 x = np.arange(48, dtype=np.float32).reshape(6, 8)
 array, y = ((ctypes.c_float * 8) * 6).from_buffer(x), np.zeros((3, 4), np.float32)
 kernels = front.FRONT_END.prepared(max_pool2d.describe(x, 2), x).kernels
-kernels.select(0, array, y, None, False, None, 1)
+kernels.select(MAX, array, y, None, False, None, 1)
 assert (y == max_pool2d(x, 2)).all()
 target = ((ctypes.c_float * 4) * 3)()
-kernels.select(0, array, target, None, False, None, 1)
+kernels.select(MAX, array, target, None, False, None, 1)
 assert (np.asarray(target) == y).all()
 spec = _kernels.TensorSpec(type(array), (), (), (), (), "by buffer")
 assert spec.parts(array) == (front.SPEC.parts(x)[0],)
@@ -96,14 +98,16 @@ if not exchange and hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
     del torch.Tensor.__dlpack_c_exchange_api__
 import poolgrad
 from poolgrad import numpy as front
+from poolgrad.interface import SELECTIONS
 from poolgrad.torch.arrays import kind
+MAX = SELECTIONS.index("max")
 n = 1000
 x = np.random.default_rng(0).standard_normal((n, n), np.float32)
 kernels = front.FRONT_END.prepared(poolgrad.max_pool2d.describe(x, 2), x).kernels
 spec, expected = kind(exchange), poolgrad.max_pool2d(x, 2)
 
 def select(x, y):
-    kernels.select(0, x, y, None, False, None, 1)
+    kernels.select(MAX, x, y, None, False, None, 1)
 
 def shrunk(*shape, size=64):
     tensor = torch.ones(shape)
@@ -167,10 +171,11 @@ import numpy as np, pytest, torch
 from poolgrad import max_pool2d
 from poolgrad import numpy as front
 from poolgrad.core import BoundCalls
+from poolgrad.interface import SELECTIONS
 x = torch.ones(1000, 1000)
 kernels = front.FRONT_END.prepared(max_pool2d.describe(x.numpy(), 2), x.numpy()).kernels
 a, b, threads = object(), object(), object()
-kernel = (kernels.select, (0, a, b, None, False, None, threads))
+kernel = (kernels.select, (SELECTIONS.index("max"), a, b, None, False, None, threads))
 new = torch.empty_strided, ((500, 500), (500, 1)), {"dtype": torch.float32}
 
 def bound(*calls, allocate=new):
