@@ -22,11 +22,6 @@ constexpr std::size_t kPage = std::size_t{2} << 20;  // a huge page of x86-64
 
 constexpr char kOfBlocks[] = " for a list of the memory of results";
 
-struct MemoryBlock {
-  char* data;
-  std::size_t size;
-};
-
 // The state of the cache. `blocks` has capacity for every block that exists, so that returning one
 // never allocates.
 struct Cache {
@@ -52,15 +47,9 @@ Cache& cache() {
   return *only;
 }
 
-// RAII guard: holds the lock of the cache. Results are created and destroyed by Python's threads
-// and by XLA's threads, which do not hold the GIL.
-class Locked {
- public:
-  Cache* operator->() const { return &cache(); }
-
- private:
-  std::lock_guard<std::mutex> lock_{cache().mutex};
-};
+// Results are created and destroyed by Python's threads and by XLA's threads, which do not hold the
+// GIL.
+using Lock = std::lock_guard<std::mutex>;
 
 // fork() waits for the lock of the cache: a lock that another thread holds would stay locked in the
 // child.
@@ -102,42 +91,42 @@ std::size_t nontemporal_limit =
 bool uses_nontemporal_stores(std::size_t bytes) { return bytes > nontemporal_limit; }
 void limit_nontemporal_stores(std::size_t bytes) { nontemporal_limit = bytes; }
 
-CachedBlock::CachedBlock(std::size_t bytes) : data_(nullptr), bytes_(bytes), size_(0) {
+CachedBlock::CachedBlock(std::size_t bytes) : bytes_(bytes) {
   if (bytes > SIZE_MAX - kPage) throw OutOfMemory(bytes);
   const std::size_t rounded = (bytes + kPage - 1) / kPage * kPage;
-  const Locked cache;
-  cache->blocks.reserve(cache->blocks.size() + cache->live + 1);
-  const auto none = cache->blocks.end();
+  Cache& c = cache();
+  const Lock lock(c.mutex);
+  c.blocks.reserve(c.blocks.size() + c.live + 1);
+  const auto none = c.blocks.end();
   auto best = none;
-  for (auto block = cache->blocks.begin(); block != none; ++block) {
+  for (auto block = c.blocks.begin(); block != none; ++block) {
     const bool fits = block->size >= rounded && block->size / 2 <= rounded;
     if (fits && (best == none || block->size <= best->size)) best = block;
   }
   if (best != none) {
-    data_ = best->data;
-    size_ = best->size;
-    cache->kept -= size_;
-    cache->blocks.erase(best);
+    memory_ = *best;
+    c.kept -= memory_.size;
+    c.blocks.erase(best);
   } else {
-    data_ = fresh(rounded);
-    if (!data_) {
-      cache->drop(0);
-      data_ = fresh(rounded);
+    memory_ = {fresh(rounded), rounded};
+    if (!memory_.data) {
+      c.drop(0);
+      memory_.data = fresh(rounded);
     }
-    if (!data_) throw OutOfMemory(bytes);
-    size_ = rounded;
+    if (!memory_.data) throw OutOfMemory(bytes);
   }
-  cache->used += size_;
-  ++cache->live;
+  c.used += memory_.size;
+  ++c.live;
 }
 
 CachedBlock::~CachedBlock() {
-  const Locked cache;
-  cache->used -= size_;
-  cache->kept += size_;
-  --cache->live;
-  cache->blocks.push_back({data_, size_});
-  cache->drop(cache->limit);
+  Cache& c = cache();
+  const Lock lock(c.mutex);
+  c.used -= memory_.size;
+  c.kept += memory_.size;
+  --c.live;
+  c.blocks.push_back(memory_);
+  c.drop(c.limit);
 }
 
 void advise_huge_pages([[maybe_unused]] char* data, [[maybe_unused]] std::size_t size) {
@@ -149,19 +138,19 @@ void advise_huge_pages([[maybe_unused]] char* data, [[maybe_unused]] std::size_t
 }
 
 CacheUse cache_use() {
-  const Locked cache;
-  return {cache->used, cache->kept};
+  const Lock lock(cache().mutex);
+  return {cache().used, cache().kept};
 }
 
 void limit_cache(std::size_t bytes) {
-  const Locked cache;
-  cache->limit = bytes;
-  cache->drop(bytes);
+  const Lock lock(cache().mutex);
+  cache().limit = bytes;
+  cache().drop(bytes);
 }
 
 void empty_cache() {
-  const Locked cache;
-  cache->drop(0);
+  const Lock lock(cache().mutex);
+  cache().drop(0);
 }
 
 }  // namespace poolgrad

@@ -4,25 +4,29 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
+
+#include "base/common.hpp"
 
 namespace poolgrad {
 
+struct MemoryBlock {
+  char* data;
+  std::size_t size;
+};
+
 // A block of memory, taken from the cache and returned to it. Any thread may create and destroy
 // one.
-class CachedBlock {
+class CachedBlock : NonCopyable {
  public:
   explicit CachedBlock(std::size_t bytes);
-  CachedBlock(const CachedBlock&) = delete;
-  CachedBlock& operator=(const CachedBlock&) = delete;
   ~CachedBlock();
 
-  char* data() const { return data_; }
+  char* data() const { return memory_.data; }
   std::size_t bytes() const { return bytes_; }
 
  private:
-  char* data_;
-  std::size_t bytes_, size_;
+  MemoryBlock memory_{};
+  std::size_t bytes_;
 };
 
 struct CacheUse {

@@ -24,6 +24,14 @@ namespace poolgrad {
 using i64 = std::int64_t;
 using u32 = std::uint32_t;
 
+// Base of classes that own a resource: they are neither copied nor moved.
+class NonCopyable {
+ protected:
+  NonCopyable() = default;
+  NonCopyable(const NonCopyable&) = delete;
+  NonCopyable& operator=(const NonCopyable&) = delete;
+};
+
 inline namespace POOLGRAD_ISA {
 
 // The fallback build, for processors without a newer instruction set, has the general algorithms

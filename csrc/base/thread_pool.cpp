@@ -27,13 +27,12 @@ constexpr std::chrono::microseconds kLongWait{500};
 constexpr std::chrono::milliseconds kWithoutTeam{100};
 constexpr char kOfShares[] = " for the tasks of each thread";
 
-thread_local int own_threads = 0;                // number of `OwnThreads` guards
 thread_local PollGuard* current_poll = nullptr;  // what this thread polls between tasks
 thread_local TaskCount* counted = nullptr;       // where run_tasks() counts
 
 // Called between two tasks; does nothing on threads without a `PollGuard`.
 void poll() {
-  if (current_poll && current_poll->due()) throw Interrupted();
+  if (current_poll) current_poll->poll();
 }
 
 // Functions of an OpenMP library.
@@ -52,21 +51,13 @@ struct alignas(64) TaskShare {
   i64 end = 0;
 };
 
-// RAII guard: sets a flag unless another caller has set it, and never waits. The thread that has
-// set it may try again: a signal handler that runs between two tasks may call a kernel.
-class TryLock {
- public:
-  explicit TryLock(std::atomic_flag& flag) : flag_(flag), owns_(!flag.test_and_set()) {}
-  TryLock(const TryLock&) = delete;
-  TryLock& operator=(const TryLock&) = delete;
-  ~TryLock() {
-    if (owns_) flag_.clear();
-  }
-  bool owns() const { return owns_; }
+// A lock that is never waited for. The thread that holds it may try again, unlike with std::mutex:
+// a signal handler that runs between two tasks may call a kernel.
+struct TryLockable {
+  bool try_lock() { return !held.test_and_set(); }
+  void unlock() { held.clear(); }
 
- private:
-  std::atomic_flag& flag_;
-  const bool owns_;
+  std::atomic_flag held;
 };
 
 class Pool;
@@ -78,8 +69,8 @@ class Pool {
   // False if not all tasks were run: another caller holds the pool, or a signal handler forked and
   // this is the child, which lacks the threads that were running tasks. Tasks may be run again.
   bool run(i64 tasks, int threads, void (*body)(void*, i64), void* context) {
-    const TryLock owner(busy_);
-    if (!owner.owns()) return false;
+    const std::unique_lock<TryLockable> owner(busy_, std::try_to_lock);
+    if (!owner) return false;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       body_ = body, context_ = context, threads_ = threads;
@@ -92,7 +83,7 @@ class Pool {
         shares_[k].end = tasks * (k + 1) / threads;
       }
     }
-    const OpenMP* team = own_threads == 0 ? team_.load() : nullptr;
+    const OpenMP* team = OwnThreads::is_active() ? nullptr : team_.load();
     if (team && threads <= team->size() && Clock::now() >= team_again_) {
       run_on_team(*team);
     } else {
@@ -100,12 +91,9 @@ class Pool {
       work(0);
       if (!was_forked()) wait_for_workers();
     }
-    const End end = end_.exchange(End::complete);
-    const std::exception_ptr failure = std::exchange(failure_, nullptr);
-    if (end == End::interrupted) throw Interrupted();
-    if (was_forked()) return false;
-    if (end == End::failed) std::rethrow_exception(failure);
-    return true;
+    has_failed_ = false;
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    return !was_forked();
   }
 
   bool join(const char* library) {
@@ -122,7 +110,6 @@ class Pool {
   }
 
  private:
-  enum class End { complete, failed, interrupted };
   struct Forked {};
 
   // Whether this is the child of a fork that happened while run() was running tasks.
@@ -157,7 +144,13 @@ class Pool {
   void wake_workers(int count) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      grow(count);
+      try {
+        for (; workers_ < count; ++workers_) {
+          std::thread(&Pool::loop, this, workers_, round_).detach();
+        }
+      } catch (const std::exception&) {
+        // Thread limit of the system, or no memory: continue with fewer threads.
+      }
       wanted_ = std::min(count, workers_);
       ++round_;
     }
@@ -170,16 +163,6 @@ class Pool {
     std::unique_lock<std::mutex> lock(mutex_);
     wanted_ = 0;
     done_.wait(lock, [this] { return running_ == 0; });
-  }
-
-  void grow(int workers) {
-    for (; workers_ < workers; ++workers_) {
-      try {
-        std::thread(&Pool::loop, this, workers_, round_).detach();
-      } catch (const std::exception&) {
-        return;  // thread limit of the system, or no memory: continue with fewer threads
-      }
-    }
   }
 
   void loop(int id, std::uint64_t round) {
@@ -206,25 +189,22 @@ class Pool {
       for (int k = 0; k < threads_; ++k) {
         TaskShare& share = shares_[(number + k) % threads_];
         for (i64 task; (task = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) {
-          if (end_.load(std::memory_order_relaxed) != End::complete) return;
+          if (has_failed_.load(std::memory_order_relaxed)) return;
           poll();
           if (was_forked()) return;
           body_(context_, task);
         }
       }
-    } catch (const Interrupted&) {
-      end_.store(End::interrupted);
     } catch (...) {
-      End complete = End::complete;  // an interruption has set Python's error
-      if (end_.compare_exchange_strong(complete, End::failed)) failure_ = std::current_exception();
+      if (!has_failed_.exchange(true)) failure_ = std::current_exception();
     }
   }
 
   std::atomic<const OpenMP*> team_{nullptr};
-  std::atomic_flag busy_;
+  TryLockable busy_;
   std::mutex mutex_;
   std::condition_variable wake_, done_;
-  std::atomic<End> end_{End::complete};
+  std::atomic<bool> has_failed_{false};
   std::exception_ptr failure_;
   std::fenv_t environment_;
   void (*body_)(void*, i64) = nullptr;
@@ -250,26 +230,21 @@ Pool* the_pool() { return forks_are_safe ? pool.load() : nullptr; }
 
 }  // namespace
 
-OwnThreads::OwnThreads() { ++own_threads; }
-OwnThreads::~OwnThreads() { --own_threads; }
-
-PollGuard::PollGuard(bool (*interrupted)(void*), void* context)
+PollGuard::PollGuard(std::function<void()> handle_signals)
     : outer_(current_poll),
-      interrupted_(interrupted),
-      context_(context),
+      handle_signals_(std::move(handle_signals)),
       next_(Clock::now() + kBetweenPolls) {
   current_poll = this;
 }
 PollGuard::~PollGuard() { current_poll = outer_; }
 
-bool PollGuard::due() {
-  if (Clock::now() < next_) return false;
+void PollGuard::poll() {
+  if (Clock::now() < next_) return;
   // A kernel that a signal handler calls polls its own guard, or none (XLA's calls have none).
   current_poll = nullptr;
-  const bool interrupted = interrupted_(context_);
+  handle_signals_();
   current_poll = this;
   next_ = Clock::now() + kBetweenPolls;
-  return interrupted;
 }
 
 bool share_threads(const char* library) {
@@ -280,15 +255,14 @@ bool share_threads(const char* library) {
 TaskCount* count_tasks(TaskCount* count) { return std::exchange(counted, count); }
 
 void run_tasks(i64 tasks, int threads, void (*body)(void*, i64), void* context) {
+  const int useful = static_cast<int>(std::min<i64>(tasks, threads));
   if (counted) {
-    const i64 used = tasks < threads ? tasks : threads;
     counted->tasks += tasks;
-    counted->threads = std::max(counted->threads, static_cast<int>(used));
+    counted->threads = std::max(counted->threads, useful);
     if (counted->dry) return;
   }
-  if (threads > 1 && tasks > 1) {
+  if (useful > 1) {
     Pool* p = the_pool();
-    const int useful = tasks < threads ? static_cast<int>(tasks) : threads;
     if (p && p->run(tasks, useful, body, context)) return;
   }
   for (i64 task = 0; task < tasks; ++task) {

@@ -3,7 +3,7 @@
 
 #include <cfenv>
 #include <chrono>
-#include <exception>
+#include <functional>
 
 #include "base/common.hpp"
 
@@ -30,35 +30,30 @@ TaskCount* count_tasks(TaskCount* count);
 
 // RAII guard: parallel regions started on this thread use poolgrad's pool instead of OpenMP, which
 // would start a team of threads for every calling thread and so oversubscribe the processors.
-class OwnThreads {
+class OwnThreads : NonCopyable {
  public:
-  OwnThreads();
-  OwnThreads(const OwnThreads&) = delete;
-  OwnThreads& operator=(const OwnThreads&) = delete;
-  ~OwnThreads();
-};
+  OwnThreads() { ++guards; }
+  ~OwnThreads() { --guards; }
+  static bool is_active() { return guards > 0; }
 
-// Thrown by run_tasks() if a poll returns true; tasks that have not begun are not run.
-struct Interrupted : std::exception {
-  const char* what() const noexcept override { return "interrupted by a signal handler"; }
+ private:
+  static inline thread_local int guards = 0;
 };
 
 // RAII guard: about ten times a second, between two tasks, run_tasks() on this thread calls
-// interrupted(context), which may itself run tasks, fork or call share_threads(). Meanwhile no
-// guard is active.
-class PollGuard {
+// handle_signals(), which may itself run tasks, fork or call share_threads(). Meanwhile no guard is
+// active. If it throws an exception, run_tasks() throws this exception, and tasks that
+// have not begun are not run.
+class PollGuard : NonCopyable {
  public:
-  PollGuard(bool (*interrupted)(void*), void* context);
-  PollGuard(const PollGuard&) = delete;
-  PollGuard& operator=(const PollGuard&) = delete;
+  explicit PollGuard(std::function<void()> handle_signals);
   ~PollGuard();
 
-  bool due();  // calls `interrupted` if it is time, and returns its result
+  void poll();  // calls handle_signals() if it is time
 
  private:
   PollGuard* outer_;
-  bool (*interrupted_)(void*);
-  void* context_;
+  std::function<void()> handle_signals_;
   std::chrono::steady_clock::time_point next_;
 };
 
@@ -70,14 +65,12 @@ class PollGuard {
 bool share_threads(const char* library);
 
 // RAII guard: a floating-point environment (rounding, subnormal numbers flushed to zero).
-class FloatingPointEnvironment {
+class FloatingPointEnvironment : NonCopyable {
  public:
   explicit FloatingPointEnvironment(const std::fenv_t* environment) {
     std::fegetenv(&before_);
     std::fesetenv(environment);
   }
-  FloatingPointEnvironment(const FloatingPointEnvironment&) = delete;
-  FloatingPointEnvironment& operator=(const FloatingPointEnvironment&) = delete;
   ~FloatingPointEnvironment() { std::fesetenv(&before_); }
 
  private:

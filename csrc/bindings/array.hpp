@@ -44,6 +44,22 @@ struct Array {
     strides[rank++] = stride;
   }
 
+  // Bytes from the first element to the end of the last one; -1 if they cannot be counted.
+  i64 extent() const {
+    if (elements == 0) return 0;
+    i64 bytes = itemsize;
+    for (int a = 0; a < rank; ++a) {
+      i64 distance = 0;
+      if (shape[a] < 0 || strides[a] < 0 ||
+          __builtin_mul_overflow(shape[a] - 1, strides[a], &distance) ||
+          __builtin_mul_overflow(distance, itemsize, &distance) ||
+          __builtin_add_overflow(bytes, distance, &bytes)) {
+        return -1;
+      }
+    }
+    return bytes;
+  }
+
   bool has_shape(Shape expected) const {
     return std::equal(shape, shape + rank, expected.begin(), expected.end());
   }
@@ -70,6 +86,11 @@ struct Array {
       require(shape[a] == 1 || strides[a] == step, "an array is not contiguous");
     }
     return memory;
+  }
+
+  template <class T>
+  T* contiguous(Shape expected) const {
+    return reinterpret_cast<T*>(contiguous(expected, sizeof(T)));
   }
 
   // The same of any shape, of at least `count` elements.

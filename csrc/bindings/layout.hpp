@@ -5,7 +5,7 @@
 #include <cstring>
 #include <numeric>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/thread_pool.hpp"
@@ -15,33 +15,11 @@
 
 namespace poolgrad {
 
-// The names of the values of an enum, in their order; `what` names the enum in an error.
+// Converts a number from a framework to an enum with the values from 0 to `last`.
 template <class E>
-struct Names;
-template <>
-struct Names<Dtype> {
-  static constexpr const char* what = "dtype";
-  static constexpr std::string_view names[] = {"float16", "bfloat16", "float32", "float64",
-                                               "bool",    "uint8",    "int8",    "int16",
-                                               "int32",   "int64",    "uint16",  "uint32"};
-};
-template <>
-struct Names<Select> {
-  static constexpr const char* what = "selection";
-  static constexpr std::string_view names[] = {"max", "relu_max", "min", "median"};
-};
-template <>
-struct Names<NonlinearOp> {
-  static constexpr const char* what = "nonlinear reduction";
-  static constexpr std::string_view names[] = {"lp", "lp_mean", "lse", "soft", "expected"};
-};
-
-template <class E>
-E value_named(std::string_view name) {
-  const auto& names = Names<E>::names;
-  const auto* const found = std::find(std::begin(names), std::end(names), name);
-  if (found != std::end(names)) return static_cast<E>(found - names);
-  throw std::invalid_argument("no such " + std::string(Names<E>::what) + ": " + std::string(name));
+E checked_enum(i64 number, E last, const char* error) {
+  require(number >= 0 && number <= static_cast<i64>(last), error);
+  return static_cast<E>(number);
 }
 
 // Memory that a kernel accesses without strides, a pointer or Dense, and the distance between
@@ -57,10 +35,10 @@ struct Planes {
 // gy dtype `out`.
 class PlanLayout {
  public:
-  // axes: the members of AxisNumbers for each pooled axis
-  PlanLayout(Shape axes, Shape shape, i64 inner_axis, std::string_view in, std::string_view out)
-      : in_(value_named<Dtype>(in)),
-        out_(value_named<Dtype>(out)),
+  // axes: the members of AxisNumbers for each pooled axis; in, out: numbers of dtypes
+  PlanLayout(Shape axes, Shape shape, i64 inner_axis, i64 in, i64 out)
+      : in_(dtype_of(in)),
+        out_(dtype_of(out)),
         in_shape_(shape.begin(), shape.end()),
         out_shape_(in_shape_) {
     require(in_ == out_ || (!is_floating(in_) && out_ == sum_dtype()),
@@ -113,6 +91,8 @@ class PlanLayout {
     i64 position, kind, in, out, kernel, stride_or_bins, lo, hi, dilation, first, before, n, m;
   };
   enum WindowKind : i64 { kFixed, kAdaptive, kFractional };  // as in windows/spec.py
+
+  static Dtype dtype_of(i64 n) { return checked_enum(n, Dtype::boolean, "no such dtype"); }
 
   static Axis axis_of(const AxisNumbers& from) {
     Axis a;
@@ -228,8 +208,7 @@ class PlanLayout {
     for (const Axis& a : plan_.axis) dims += a.fractional;
     require((dims > 0) == bool(samples), "samples are for fractional windows");
     if (dims == 0) return {};
-    const bool floating = in_ == Dtype::float16 || in_ == Dtype::bfloat16 || in_ == Dtype::float64;
-    const Dtype dtype = floating ? in_ : Dtype::float32;
+    const Dtype dtype = is_floating(in_) ? in_ : Dtype::float32;
     const char* const data = samples->contiguous(plan_.outer * dims, size_of(dtype));
     return window_tables(plan_, dtype, data, dims);
   }
@@ -253,9 +232,7 @@ class PlanLayout {
       one.outer = 1;
       const i64* table = tables.data() + plane * length;
       for (Axis& a : one.axis) {
-        if (!a.fractional) continue;
-        a.table = table;
-        table += a.out;
+        if (a.fractional) a.table = std::exchange(table, table + a.out);
       }
       kernel({&one, 1}, at_plane(arguments, plane)...);
     });

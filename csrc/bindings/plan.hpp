@@ -14,8 +14,7 @@ namespace poolgrad {
 class BoundPlan : public PlanLayout {
  public:
   // route_bits: bits of a packed route, 2 or 4; 0: routes are not packed
-  BoundPlan(Shape axes, Shape shape, i64 inner_axis, std::string_view in, std::string_view out,
-            i64 route_bits)
+  BoundPlan(Shape axes, Shape shape, i64 inner_axis, i64 in, i64 out, i64 route_bits)
       : PlanLayout(axes, shape, inner_axis, in, out) {
     if (route_bits == 0) return;
     require((route_bits == 2 || route_bits == 4) && plan_.taps <= 1 << route_bits,
@@ -24,12 +23,13 @@ class BoundPlan : public PlanLayout {
                static_cast<int>(route_bits), plan_.taps < 1 << route_bits};
   }
 
-  void select(Select which, Input x, Output y, Output routes, bool zero_ties, Input samples,
+  // which: the number of a value of Select or, in nonlinear(), of NonlinearOp
+  void select(i64 which, Input x, Output y, Output routes, bool zero_ties, Input samples,
               int threads) const {
     require_one_dtype();
     with_routes(routes, threads, [&](const Planes<Dense>& routing) {
-      run(kernels().select->forward, tables_of(samples), threads, which, per_input(x, in_),
-          per_output(y, out_), routing, zero_ties);
+      run(kernels().select->forward, tables_of(samples), threads, selection(which),
+          per_input(x, in_), per_output(y, out_), routing, zero_ties);
     });
   }
 
@@ -71,11 +71,11 @@ class BoundPlan : public PlanLayout {
     unpack(packed, per_output(routes, Dtype::uint8).first.data, threads);
   }
 
-  void split_winners(Select which, Input x, Input y, Output winners, Input samples,
+  void split_winners(i64 which, Input x, Input y, Output winners, Input samples,
                      int threads) const {
     require_one_dtype();
-    run(kernels().select->split_winners, tables_of(samples), threads, which, per_input(x, in_),
-        per_output(y, out_), winner_bits(winners));
+    run(kernels().select->split_winners, tables_of(samples), threads, selection(which),
+        per_input(x, in_), per_output(y, out_), winner_bits(winners));
   }
 
   template <bool backward>
@@ -125,22 +125,23 @@ class BoundPlan : public PlanLayout {
   }
 
   // a, b, c: the residual
-  void nonlinear(NonlinearOp which, Input x, Input theta, i64 count, Output y, Output a, Output b,
-                 Output c, Output sensitivity, int threads) const {
+  void nonlinear(i64 which, Input x, Input theta, i64 count, Output y, Output a, Output b, Output c,
+                 Output sensitivity, int threads) const {
     require_one_dtype();
     void* const residuals[kMaxResiduals] = {sums_if_given(a), sums_if_given(b), sums_if_given(c)};
-    run(kernels().nonlinear->forward, no_tables(), threads, which, per_input(x, in_),
+    run(kernels().nonlinear->forward, no_tables(), threads, nonlinear_op(which), per_input(x, in_),
         parameter(theta, count), per_output(y, out_), residuals, sums_if_given(sensitivity));
   }
 
-  void nonlinear_backward(NonlinearOp which, Input gy, Input x, Input theta, i64 count, Input a,
-                          Input b, Input c, Output gx, int threads) const {
+  void nonlinear_backward(i64 which, Input gy, Input x, Input theta, i64 count, Input a, Input b,
+                          Input c, Output gx, int threads) const {
     require_one_dtype();
-    const bool has_three = which == NonlinearOp::soft || which == NonlinearOp::expected;
+    const auto op = nonlinear_op(which);
+    const bool has_three = op == NonlinearOp::soft || op == NonlinearOp::expected;
     require(bool(c) == has_three, "another number of residuals is needed");
     const View residuals[kMaxResiduals] = {per_output(a, sum_dtype()), per_output(b, sum_dtype()),
                                            has_three ? per_output(c, sum_dtype()) : View{}};
-    run(kernels().nonlinear->backward, no_tables(), threads, which, per_output(gy, out_),
+    run(kernels().nonlinear->backward, no_tables(), threads, op, per_output(gy, out_),
         per_input(x, in_), parameter(theta, count), residuals, per_input(gx, in_));
   }
 
@@ -168,6 +169,11 @@ class BoundPlan : public PlanLayout {
 
  private:
   static const Kernels& kernels() { return chosen_kernels(); }
+
+  static Select selection(i64 n) { return checked_enum(n, Select::median, "no such selection"); }
+  static NonlinearOp nonlinear_op(i64 n) {
+    return checked_enum(n, NonlinearOp::expected, "no such nonlinear reduction");
+  }
 
   Dtype route_dtype() const {
     return plan_.route_bytes == 1   ? Dtype::uint8

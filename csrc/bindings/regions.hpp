@@ -2,7 +2,6 @@
 // here guard memory and validate the boxes, whose values only the kernels read.
 #pragma once
 
-#include <string>
 #include <string_view>
 
 #include "bindings/array.hpp"
@@ -37,8 +36,7 @@ class BoundRegions {
   bool is_long() const { return true; }  // see PlanLayout::is_long()
 
   void pool(Input x, Output y, Output indices, int threads) const {
-    auto* const index =
-        reinterpret_cast<std::int32_t*>(indices->contiguous(outputs(), sizeof(std::int32_t)));
+    auto* const index = indices->contiguous<std::int32_t>(outputs());
     run(false, x, y, [&]<class T>(const T* from, T* to) {
       RegionKernels<T>::pool(regions_, from, to, index, workers(threads));
     });
@@ -46,15 +44,9 @@ class BoundRegions {
 
   template <bool transpose>
   void by_indices(Input source, Input indices, Output target, int threads) const {
-    const auto* const index =
-        reinterpret_cast<const std::int32_t*>(indices->contiguous(outputs(), sizeof(std::int32_t)));
+    const auto* const index = indices->contiguous<const std::int32_t>(outputs());
     run(transpose, source, target, [&]<class T>(const T* from, T* to) {
-      if (RegionKernels<T>::by_indices(regions_, transpose, from, index, to, workers(threads))) {
-        return;
-      }
-      throw std::invalid_argument("indices must be -1 or from 0 to " +
-                                  std::to_string(regions_.plane() - 1) +
-                                  ", positions in a plane of input");
+      RegionKernels<T>::by_indices(regions_, transpose, from, index, to, workers(threads));
     });
   }
 
@@ -81,9 +73,8 @@ class BoundRegions {
   template <class F>
   void run(bool transpose, Input source, Output target, F&& kernel) const {
     const auto call = [&]<class T>(T) {
-      const char* const from = source->contiguous(transpose ? outputs() : inputs(), sizeof(T));
-      char* const to = target->contiguous(transpose ? inputs() : outputs(), sizeof(T));
-      kernel(reinterpret_cast<const T*>(from), reinterpret_cast<T*>(to));
+      const T* const from = source->contiguous<const T>(transpose ? outputs() : inputs());
+      kernel(from, target->contiguous<T>(transpose ? inputs() : outputs()));
     };
     if (wide_) call(double{});
     else call(float{});

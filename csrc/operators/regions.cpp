@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstdio>
 #include <numeric>
 #include <span>
+#include <sstream>
 #include <stdexcept>
-#include <string>
+#include <utility>
 
 #include "base/thread_pool.hpp"
 
@@ -17,46 +17,42 @@ namespace {
 // Channels that one task computes: the geometry of a region is computed once for all of them.
 constexpr i64 kChannels = 16;
 
-// Computes region k in one block of channels: make(region) returns a function, which is called for
-// each channel with the positions of its plane in the maps and of its bins in the outputs.
-template <class F>
-void compute_region(const Regions& regions, i64 k, i64 block, F&& make) {
-  const Region& region = regions.table[static_cast<std::size_t>(k)];
-  const i64 first = block * kChannels, last = smaller(first + kChannels, regions.channels);
-  auto compute = make(region);
-  for (i64 c = first; c < last; ++c) {
-    compute((region.image * regions.channels + c) * regions.plane(),
-            (k * regions.channels + c) * regions.bins());
-  }
-}
-
-// The forward pass is parallel over (region, block of channels).
-template <class F>
-void over_regions(const Regions& regions, int threads, F&& make) {
-  const i64 blocks = ceil_div(regions.channels, kChannels);
-  parallel_for(static_cast<i64>(regions.table.size()) * blocks, threads,
-               [&](i64 task) { compute_region(regions, task / blocks, task % blocks, make); });
-}
-
-// The backward pass is parallel over (image, block of channels): each task clears its planes and
-// adds the regions of its image in their order, so that no sum depends on the number of threads.
+// Computes outputs from regions of maps or, if `transpose`, gradients of maps from those of
+// outputs. make(region) returns a function, which is called for each channel with the positions of
+// its plane in the maps and of its bins in the outputs. The forward pass is parallel over (region,
+// block of channels), the transpose over (image, block of channels): each task clears its planes
+// and adds the regions of its image in their order, so that no sum depends on the number of
+// threads.
 template <class T, class F>
-void over_images(const Regions& regions, T* gx, int threads, F&& make) {
-  const auto image_of = [&](i64 k) { return regions.table[static_cast<std::size_t>(k)].image; };
+void over_regions(const Regions& regions, bool transpose, T* to, int threads, F&& make) {
+  const i64 count = static_cast<i64>(regions.table.size());
+  const i64 blocks = ceil_div(regions.channels, kChannels);
+  const auto region = [&](i64 k) -> const Region& {
+    return regions.table[static_cast<std::size_t>(k)];
+  };
+  const auto compute_region = [&](i64 k, i64 block) {
+    const i64 first = block * kChannels, last = smaller(first + kChannels, regions.channels);
+    auto compute = make(region(k));
+    for (i64 c = first; c < last; ++c) {
+      compute((region(k).image * regions.channels + c) * regions.plane(),
+              (k * regions.channels + c) * regions.bins());
+    }
+  };
+  if (!transpose) {
+    return parallel_for(count * blocks, threads,
+                        [&](i64 task) { compute_region(task / blocks, task % blocks); });
+  }
   RegionTable<i64> order(regions.table.size());
   std::iota(order.begin(), order.end(), i64{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](i64 a, i64 b) { return image_of(a) < image_of(b); });
-  const i64 blocks = ceil_div(regions.channels, kChannels);
+  const auto image_of = [&](i64 k) { return region(k).image; };
+  std::ranges::stable_sort(order, {}, image_of);
   parallel_for(regions.images * blocks, threads, [&](i64 task) {
-    const i64 image = task / blocks, block = task % blocks, first = block * kChannels;
+    const i64 image = task / blocks, first = task % blocks * kChannels;
     const i64 channels = smaller(kChannels, regions.channels - first);
-    std::fill_n(gx + (image * regions.channels + first) * regions.plane(),
+    std::fill_n(to + (image * regions.channels + first) * regions.plane(),
                 channels * regions.plane(), T(0));
-    auto k = std::lower_bound(order.begin(), order.end(), image,
-                              [&](i64 each, i64 wanted) { return image_of(each) < wanted; });
-    for (; k != order.end() && image_of(*k) == image; ++k) {
-      compute_region(regions, *k, block, make);
+    for (const i64 k : std::ranges::equal_range(order, image, {}, image_of)) {
+      compute_region(k, task % blocks);
     }
   });
 }
@@ -80,45 +76,22 @@ RegionTable<Range> pixel_bins(double low, double high, double factor, i64 bins, 
   return ranges;
 }
 
-// Computes the maxima of the bins of one region and their indices.
+// The index of the maximum of a bin in its plane, -1 if the bin is empty. The last NaN wins;
+// otherwise the first of equal inputs in row-major order.
 template <class T>
-class Maxima {
- public:
-  Maxima(const Regions& regions, const Region& box)
-      : rows_(pixel_bins<T>(box.y1, box.y2, regions.factor, regions.bin_rows, regions.height)),
-        columns_(pixel_bins<T>(box.x1, box.x2, regions.factor, regions.bin_columns, regions.width)),
-        width_(regions.width) {}
-
-  void find(const T* x, T* y, std::int32_t* indices) const {
-    for (const Range rows : rows_) {
-      for (const Range columns : columns_) {
-        const i64 index = maximum(x, rows, columns);
-        *y++ = index < 0 ? T(0) : x[index];
-        *indices++ = static_cast<std::int32_t>(index);
-      }
+i64 maximum(const T* x, i64 width, Range rows, Range columns) {
+  if (rows.lo >= rows.hi || columns.lo >= columns.hi) return -1;
+  i64 index = rows.lo * width + columns.lo;
+  T best = x[index];
+  for (i64 h = rows.lo; h < rows.hi; ++h) {
+    for (i64 at = h * width + columns.lo; at < h * width + columns.hi; ++at) {
+      const T v = x[at];
+      if ((v > best) | (v != v)) [[unlikely]]
+        best = v, index = at;
     }
   }
-
- private:
-  // The index of the maximum of a bin, -1 if the bin is empty. The last NaN wins; otherwise the
-  // first of equal inputs in row-major order.
-  i64 maximum(const T* x, Range rows, Range columns) const {
-    if (rows.lo >= rows.hi || columns.lo >= columns.hi) return -1;
-    i64 index = rows.lo * width_ + columns.lo;
-    T best = x[index];
-    for (i64 h = rows.lo; h < rows.hi; ++h) {
-      for (i64 at = h * width_ + columns.lo; at < h * width_ + columns.hi; ++at) {
-        const T v = x[at];
-        if ((v > best) | (v != v)) [[unlikely]]
-          best = v, index = at;
-      }
-    }
-    return index;
-  }
-
-  RegionTable<Range> rows_, columns_;
-  i64 width_;  // of the map
-};
+  return index;
+}
 
 // RoIAlign: averages of bilinear samples. The samples of a bin are a grid, so their average is
 // sum_i sum_j wy_i wx_j x[i, j] / count with weights for each axis: taps.
@@ -182,12 +155,8 @@ class AxisSamples {
     for (i64 s = first_at(bin, T(-1), false); s < end; ++s) {
       const T at = position(bin, s);
       const T inside = at > 0 ? at : T(0);
-      const i64 low = static_cast<i64>(inside);
-      if (low >= size - 1) {
-        add(size - 1, T(1));
-        continue;
-      }
-      const T fraction = inside - static_cast<T>(low);
+      const i64 low = smaller(static_cast<i64>(inside), size - 1);
+      const T fraction = low < size - 1 ? inside - static_cast<T>(low) : T(0);
       add(low, T(1) - fraction);
       if (fraction > 0) add(low + 1, fraction);
     }
@@ -195,14 +164,11 @@ class AxisSamples {
 
   // Samples ascend, so an existing tap with this index is one of the last two taps of its bin.
   void add(i64 index, T weight) {
-    const std::size_t count = taps_.size(), first = begin_.back();
-    for (std::size_t k = count; k > first && k + 2 > count; --k) {
-      if (taps_[k - 1].index == index) {
-        taps_[k - 1].weight += weight;
-        return;
-      }
-    }
-    taps_.push_back({index, weight});
+    const std::size_t last_two = std::min<std::size_t>(taps_.size() - begin_.back(), 2);
+    const auto tap = std::find_if(taps_.end() - static_cast<i64>(last_two), taps_.end(),
+                                  [&](const auto& each) { return each.index == index; });
+    if (tap == taps_.end()) taps_.push_back({index, weight});
+    else tap->weight += weight;
   }
 
   T start_, width_;
@@ -265,47 +231,44 @@ class Samples {
   RegionTable<T> line_;  // a number for each column from the first with a tap to the last
 };
 
-std::string described(const Region& box) {
-  char text[160];
-  std::snprintf(text, sizeof(text), "(x1, y1, x2, y2) = (%.9g, %.9g, %.9g, %.9g)", box.x1, box.y1,
-                box.x2, box.y2);
-  return text;
-}
-
 }  // namespace
 
 RegionTable<Region> checked_regions(const Regions& regions, const double* boxes, i64 count) {
+  if (regions.images == 0 && count > 0) {
+    throw std::invalid_argument("boxes must be empty if input has no images, got " +
+                                std::to_string(count));
+  }
+  // Coordinates are small enough for float, in the image and in the feature map.
+  const double scale = std::max(1.0, regions.factor);
   RegionTable<Region> table;
   table.reserve(static_cast<std::size_t>(count));
   for (i64 k = 0; k < count; ++k, boxes += 5) {
     const double image = boxes[0];
     const Region box{0, boxes[1], boxes[2], boxes[3], boxes[4]};
-    const auto refuse = [&](const std::string& accepted, const std::string& came) {
-      throw std::invalid_argument("boxes[" + std::to_string(k) + "] must " + accepted + ", got " +
-                                  came);
+    const auto refuse = [&](const auto&... words) {
+      std::ostringstream text;
+      text.precision(9);
+      text << "boxes[" << k << "] must ";
+      (text << ... << words);
+      throw std::invalid_argument(text.str());
     };
     if (!(image >= 0 && image < static_cast<double>(regions.images)) ||
         image != std::floor(image)) {
-      char text[40];
-      std::snprintf(text, sizeof(text), "%.9g", image);
-      if (regions.images == 0) refuse("not exist where input has no images", described(box));
-      refuse("begin with the index of an image, a whole number from 0 to " +
-                 std::to_string(regions.images - 1),
-             text);
+      refuse("begin with the index of an image, a whole number from 0 to ", regions.images - 1,
+             ", got ", image);
     }
-    const double corners[] = {box.x1, box.y1, box.x2, box.y2};
-    const auto all = [&](auto&& holds) {
-      return std::all_of(std::begin(corners), std::end(corners), holds);
-    };
-    if (!all([](double c) { return std::isfinite(c); })) {
-      refuse("have finite coordinates", described(box));
+    const auto all_corners = [&](auto&& holds) { return std::all_of(boxes + 1, boxes + 5, holds); };
+    const char* expected = nullptr;
+    if (!all_corners([](double c) { return std::isfinite(c); })) {
+      expected = "have finite coordinates";
+    } else if (box.x2 < box.x1 || box.y2 < box.y1) {
+      expected = "have x1 <= x2 and y1 <= y2";
+    } else if (!all_corners([&](double c) { return std::abs(c) * scale <= kMaxCoordinate; })) {
+      expected = "lie within 2**30 pixels of the origin, also when scaled";
     }
-    if (box.x2 < box.x1 || box.y2 < box.y1) refuse("have x1 <= x2 and y1 <= y2", described(box));
-    // Coordinates are small enough for float, in the image and in the feature map.
-    if (!all([&](double c) {
-          return std::abs(c) <= kMaxCoordinate && std::abs(c * regions.factor) <= kMaxCoordinate;
-        })) {
-      refuse("lie within 2**30 pixels of the origin, also when scaled", described(box));
+    if (expected) {
+      refuse(expected, ", got (x1, y1, x2, y2) = (", box.x1, ", ", box.y1, ", ", box.x2, ", ",
+             box.y2, ")");
     }
     table.push_back({static_cast<i64>(image), box.x1, box.y1, box.x2, box.y2});
   }
@@ -315,49 +278,51 @@ RegionTable<Region> checked_regions(const Regions& regions, const double* boxes,
 template <class T>
 void RegionKernels<T>::pool(const Regions& regions, const T* x, T* y, std::int32_t* indices,
                             int threads) {
-  over_regions(regions, threads, [&](const Region& box) {
-    return [=, maxima = Maxima<T>(regions, box)](i64 plane, i64 bins) {
-      maxima.find(x + plane, y + bins, indices + bins);
+  const Regions& r = regions;
+  over_regions(r, false, y, threads, [&](const Region& box) {
+    auto rows = pixel_bins<T>(box.y1, box.y2, r.factor, r.bin_rows, r.height);
+    auto columns = pixel_bins<T>(box.x1, box.x2, r.factor, r.bin_columns, r.width);
+    return [&, rows = std::move(rows), columns = std::move(columns)](i64 plane, i64 bin) {
+      for (const Range of_rows : rows) {
+        for (const Range of_columns : columns) {
+          const i64 index = maximum(x + plane, r.width, of_rows, of_columns);
+          y[bin] = index < 0 ? T(0) : x[plane + index];
+          indices[bin++] = static_cast<std::int32_t>(index);
+        }
+      }
     };
   });
 }
 
 template <class T>
-bool RegionKernels<T>::by_indices(const Regions& regions, bool transpose, const T* from,
+void RegionKernels<T>::by_indices(const Regions& regions, bool transpose, const T* from,
                                   const std::int32_t* indices, T* to, int threads) {
   std::atomic<bool> inside{true};
-  const i64 size = regions.plane();
   const auto gather = [&](i64 plane, i64 bins) {
     for (i64 k = bins; k < bins + regions.bins(); ++k) {
       const i64 index = indices[k];
-      const bool found = index >= 0 && index < size;
+      const bool found = index >= 0 && index < regions.plane();
       if (!found && index != -1) inside = false;
       if (!transpose) to[k] = found ? from[plane + index] : T(0);
       else if (found) to[plane + index] += from[k];
     }
   };
-  const auto make = [&](const Region&) { return gather; };
-  if (transpose) over_images(regions, to, threads, make);
-  else over_regions(regions, threads, make);
-  return inside;
+  over_regions(regions, transpose, to, threads, [&](const Region&) { return gather; });
+  if (inside) return;
+  throw std::invalid_argument("indices must be -1 or from 0 to " +
+                              std::to_string(regions.plane() - 1) +
+                              ", positions in a plane of input");
 }
 
 template <class T>
 void RegionKernels<T>::align(const Regions& regions, const RegionSampling& sampling, bool transpose,
                              const T* from, T* to, int threads) {
-  if (transpose) {
-    over_images(regions, to, threads, [&](const Region& box) {
-      return [=, samples = Samples<T>(regions, box, sampling)](i64 plane, i64 bins) mutable {
-        samples.add_gradient(from + bins, to + plane);
-      };
-    });
-  } else {
-    over_regions(regions, threads, [&](const Region& box) {
-      return [=, samples = Samples<T>(regions, box, sampling)](i64 plane, i64 bins) mutable {
-        samples.average(from + plane, to + bins);
-      };
-    });
-  }
+  over_regions(regions, transpose, to, threads, [&](const Region& box) {
+    return [=, samples = Samples<T>(regions, box, sampling)](i64 plane, i64 bins) mutable {
+      if (transpose) samples.add_gradient(from + bins, to + plane);
+      else samples.average(from + plane, to + bins);
+    };
+  });
 }
 
 template struct RegionKernels<float>;

@@ -53,8 +53,8 @@ template <class T>
 struct RegionKernels {
   static void pool(const Regions& regions, const T* x, T* y, std::int32_t* indices, int threads);
   // Linear maps from x to y or, if `transpose`, from gy to gx. by_indices: reads the inputs at the
-  // indices. Returns false if an index lies outside its plane: then the results are not complete.
-  static bool by_indices(const Regions& regions, bool transpose, const T* from,
+  // indices. Throws std::invalid_argument if an index lies outside its plane.
+  static void by_indices(const Regions& regions, bool transpose, const T* from,
                          const std::int32_t* indices, T* to, int threads);
   static void align(const Regions& regions, const RegionSampling& sampling, bool transpose,
                     const T* from, T* to, int threads);

@@ -10,19 +10,20 @@
 
 namespace poolgrad {
 
+// Python passes these numbers: positions in DTYPE_NAMES of src/poolgrad/dtypes.py.
 enum class Dtype {
   float16,
   bfloat16,
   float32,
   float64,
-  boolean,
-  uint8,
   int8,
+  uint8,
   int16,
-  int32,
-  int64,
   uint16,
-  uint32
+  int32,
+  uint32,
+  int64,
+  boolean
 };
 
 // An array that is written: dense, in the order leading axes, depth, height, width, inner.

@@ -11,6 +11,7 @@ import os
 from types import SimpleNamespace
 from typing import Any
 
+from poolgrad.dtypes import DTYPE_NAMES
 from poolgrad.windows import Layout, brief
 
 try:
@@ -186,7 +187,7 @@ def kernels_for(layout: Layout, inner: int, route_bits: int) -> _kernels.Plan:
     route_bits : int
         Bits of a packed route; 0 for whole bytes.
     """
-    axes, dtypes = axis_integers(layout), (layout.dtype, layout.out_dtype)
+    axes, dtypes = axis_integers(layout), map(DTYPE_NAMES.index, (layout.dtype, layout.out_dtype))
     return _kernels.Plan(axes, list(layout.in_shape), inner, *dtypes, route_bits)
 
 

@@ -4,6 +4,7 @@ import math
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool")
+DTYPE_NAMES = (*FLOATS, *INTEGERS)  # by their numbers in the kernels: Dtype of csrc/simd/dtype.hpp
 
 
 def name_of(dtype: object) -> str:

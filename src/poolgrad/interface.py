@@ -224,6 +224,11 @@ class KernelCall(NamedTuple):
 ON_CPUS = frozenset({"cpu", "xla"})
 ON_CPUS_AND_GPUS = ON_CPUS | {"cuda"}
 
+# Kernels that compute several reductions, by their numbers: Select and NonlinearOp of
+# csrc/kernels.hpp.
+SELECTIONS = ("max", "relu_max", "min", "median")
+NONLINEAR = ("lp", "lp_mean", "log_mean_exp", "soft", "expected")
+
 
 class Operator:
     """One pooling operation.

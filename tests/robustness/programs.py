@@ -16,6 +16,7 @@ import numpy as np
 from robustness.calls import Draw, Seeded
 
 import poolgrad
+from poolgrad.dtypes import DTYPE_NAMES
 
 Shape = tuple[tuple[int, ...], str]  # sizes and dtype
 
@@ -36,8 +37,7 @@ _DTYPES = {
 }  # fmt: skip
 _NUMBERS = (-(2**63), -(2**31), -2, -1, 0, 1, 2, 3, 7, 64, 2**31, 2**61, 2**62, 2**63 - 1)
 _TEXTS = (
-    "", "first", "max", "median", "split", "lp", "soft", "float16", "float32", "float64", "uint8",
-    "int64", "select", "nonlinear", "average", "draw", "route_backward",
+    "", "select", "split_winners", "nonlinear", "average", "draw", "mixed", "route_backward",
 )  # fmt: skip
 
 
@@ -148,9 +148,10 @@ def _other_list(draw: Draw, numbers: list[int]) -> list[int]:
 def _other_dtypes(draw: Draw, program: Program) -> Program:
     """Another dtype in attributes, operands and results together: all sizes still fit."""
     attributes, operands, results = program
-    old = draw.choice([attributes["in_dtype"], attributes["out_dtype"]])
+    number = draw.choice([attributes["in_dtype"], attributes["out_dtype"]])
+    old = DTYPE_NAMES[number]
     new = draw.choice(sorted(_DTYPES.values()))
-    names = [name for name in ("in_dtype", "out_dtype") if attributes[name] == old]
+    names = [name for name in ("in_dtype", "out_dtype") if attributes[name] == number]
     chosen = draw.choice([names, *([name] for name in names)])
 
     def changed(shapes: list[Shape]) -> list[Shape]:
@@ -160,7 +161,8 @@ def _other_dtypes(draw: Draw, program: Program) -> Program:
             for sizes, dtype in shapes
         ]
 
-    return Program(attributes | dict.fromkeys(chosen, new), changed(operands), changed(results))
+    attributes = attributes | dict.fromkeys(chosen, DTYPE_NAMES.index(new))
+    return Program(attributes, changed(operands), changed(results))
 
 
 class _Axis(NamedTuple):

@@ -11,7 +11,10 @@ from processes import assert_runs
 
 import poolgrad
 from poolgrad import numpy as front
+from poolgrad.dtypes import DTYPE_NAMES
+from poolgrad.interface import NONLINEAR, SELECTIONS
 
+MAX, FLOAT32 = SELECTIONS.index("max"), DTYPE_NAMES.index("float32")
 MANY = 2**62
 
 
@@ -45,7 +48,7 @@ Y, ROUTES = np.zeros((2, 3, 4), np.float32), np.zeros((2, 3, 4), np.uint8)
 def test_arrays_that_do_not_fit_the_plan(arrays: dict[str, Any], message: str) -> None:
     given = {"x": X, "y": Y, "routes": ROUTES} | arrays
     with pytest.raises(ValueError, match=message):
-        kernels_of(X).select("max", given["x"], given["y"], given["routes"], False, None, 1)
+        kernels_of(X).select(MAX, given["x"], given["y"], given["routes"], False, None, 1)
 
 
 class Elsewhere:
@@ -61,20 +64,22 @@ def test_only_buffers_and_tensors_are_arrays(array: object) -> None:
     select = kernels_of(X).select
     for arrays in [(array, Y), (X, array)]:
         with pytest.raises(TypeError, match=r"buffer protocol or be a torch\.Tensor"):
-            select("max", *arrays, None, False, None, 1)
+            select(MAX, *arrays, None, False, None, 1)
 
 
 CTYPES = """
 import ctypes, numpy as np
 from poolgrad import _kernels, max_pool2d
 from poolgrad import numpy as front
+from poolgrad.interface import SELECTIONS
+MAX = SELECTIONS.index("max")
 x = np.arange(48, dtype=np.float32).reshape(6, 8)
 array, y = ((ctypes.c_float * 8) * 6).from_buffer(x), np.zeros((3, 4), np.float32)
 kernels = front.FRONT_END.prepared(max_pool2d.describe(x, 2), x).kernels
-kernels.select("max", array, y, None, False, None, 1)
+kernels.select(MAX, array, y, None, False, None, 1)
 assert (y == max_pool2d(x, 2)).all()
 target = ((ctypes.c_float * 4) * 3)()
-kernels.select("max", array, target, None, False, None, 1)
+kernels.select(MAX, array, target, None, False, None, 1)
 assert (np.asarray(target) == y).all()
 spec = _kernels.TensorSpec(type(array), (), (), (), (), "by buffer")
 assert spec.parts(array) == (front.SPEC.parts(x)[0],)
@@ -93,14 +98,16 @@ if not exchange and hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
     del torch.Tensor.__dlpack_c_exchange_api__
 import poolgrad
 from poolgrad import numpy as front
+from poolgrad.interface import SELECTIONS
 from poolgrad.torch.arrays import kind
+MAX = SELECTIONS.index("max")
 n = 1000
 x = np.random.default_rng(0).standard_normal((n, n), np.float32)
 kernels = front.FRONT_END.prepared(poolgrad.max_pool2d.describe(x, 2), x).kernels
 spec, expected = kind(exchange), poolgrad.max_pool2d(x, 2)
 
 def select(x, y):
-    kernels.select("max", x, y, None, False, None, 1)
+    kernels.select(MAX, x, y, None, False, None, 1)
 
 def shrunk(*shape, size=64):
     tensor = torch.ones(shape)
@@ -164,10 +171,11 @@ import numpy as np, pytest, torch
 from poolgrad import max_pool2d
 from poolgrad import numpy as front
 from poolgrad.core import BoundCalls
+from poolgrad.interface import SELECTIONS
 x = torch.ones(1000, 1000)
 kernels = front.FRONT_END.prepared(max_pool2d.describe(x.numpy(), 2), x.numpy()).kernels
 a, b, threads = object(), object(), object()
-kernel = (kernels.select, ("max", a, b, None, False, None, threads))
+kernel = (kernels.select, (SELECTIONS.index("max"), a, b, None, False, None, threads))
 new = torch.empty_strided, ((500, 500), (500, 1)), {"dtype": torch.float32}
 
 def bound(*calls, allocate=new):
@@ -247,7 +255,7 @@ TABLE = REGULAR | {"kind": 2}
 )
 def test_axes_that_lead_beyond_the_input(axis: dict[str, int], message: str) -> None:
     kernels = type(kernels_of(X))
-    arguments: Any = ([1, *axis.values()], [5, 8], -1, "float32", "float32", 0)
+    arguments: Any = ([1, *axis.values()], [5, 8], -1, FLOAT32, FLOAT32, 0)
     with pytest.raises(ValueError, match=message):
         kernels(*arguments)
 
@@ -260,7 +268,7 @@ def test_axes_that_lead_beyond_the_input(axis: dict[str, int], message: str) -> 
 def test_axes_that_do_not_exist(pooled: int, inner: int, message: str) -> None:
     kernels = type(kernels_of(X))
     with pytest.raises(ValueError, match=message):
-        kernels([pooled, *REGULAR.values()], [5, 8], inner, "float32", "float32", 0)
+        kernels([pooled, *REGULAR.values()], [5, 8], inner, FLOAT32, FLOAT32, 0)
 
 
 @pytest.mark.parametrize(
@@ -269,21 +277,44 @@ def test_axes_that_do_not_exist(pooled: int, inner: int, message: str) -> None:
 def test_outputs_of_another_dtype(dtypes: tuple[str, str]) -> None:
     kernels = type(kernels_of(X))
     with pytest.raises(ValueError, match="another dtype than inputs or their sums"):
-        kernels([1, *REGULAR.values()], [5, 8], -1, *dtypes, 0)
+        kernels([1, *REGULAR.values()], [5, 8], -1, *map(DTYPE_NAMES.index, dtypes), 0)
+
+
+@pytest.mark.parametrize("number", [-1, len(DTYPE_NAMES), 2**32 + 2, -MANY])
+def test_numbers_of_no_dtype(number: int) -> None:
+    kernels = type(kernels_of(X))
+    for dtypes in [(number, FLOAT32), (FLOAT32, number)]:
+        with pytest.raises(ValueError, match="no such dtype"):
+            kernels([1, *REGULAR.values()], [5, 8], -1, *dtypes, 0)
+
+
+@pytest.mark.parametrize("number", [-1, 2**32, MANY])
+def test_numbers_of_no_reduction(number: int) -> None:
+    kernels, one = kernels_of(X), np.ones(1, np.float32)
+    for which in (number, len(SELECTIONS)):
+        with pytest.raises(ValueError, match="no such selection"):
+            kernels.select(which, X, Y, None, False, None, 1)
+        with pytest.raises(ValueError, match="no such selection"):
+            kernels.split_winners(which, X, Y, np.empty((2, 3, 4, 1), np.uint8), None, 1)
+    for which in (number, len(NONLINEAR)):
+        with pytest.raises(ValueError, match="no such nonlinear reduction"):
+            kernels.nonlinear(which, X, one, 1, Y, None, None, None, None, 1)
+        with pytest.raises(ValueError, match="no such nonlinear reduction"):
+            kernels.nonlinear_backward(which, Y, X, one, 1, Y, Y, Y, np.empty_like(X), 1)
 
 
 def test_selections_of_another_dtype() -> None:
     """Averages of integers are floating numbers, maxima of them are not."""
     made = kernels_of(X.astype(np.int8), name="avg_pool2d")
     with pytest.raises(ValueError, match="the dtype of the inputs"):
-        made.select("max", X.astype(np.int8), Y, None, False, None, 1)
+        made.select(MAX, X.astype(np.int8), Y, None, False, None, 1)
 
 
 def test_outputs_that_would_overflow_memory() -> None:
     long = REGULAR | {"in": 2**40, "out": 2**40, "kernel": 1, "stride": 1, "n": 2**40, "m": 2**40}
     kernels = type(kernels_of(X))
     with pytest.raises(ValueError, match="too large"):
-        kernels([1, *long.values()], [2**40, 2**40], -1, "float32", "float32", 0)
+        kernels([1, *long.values()], [2**40, 2**40], -1, FLOAT32, FLOAT32, 0)
 
 
 RACE = """

@@ -14,8 +14,12 @@ import jax.numpy as jnp  # noqa: E402
 
 import poolgrad  # noqa: E402
 import poolgrad.jax  # noqa: E402
+from poolgrad.dtypes import DTYPE_NAMES  # noqa: E402
+from poolgrad.interface import NONLINEAR, SELECTIONS  # noqa: E402
 
 KIND, IN, OUT, KERNEL, STRIDE, LOW, HIGH, DILATION, FIRST, BEFORE, ALL_IN, ALL_OUT = range(12)
+MAX = SELECTIONS.index("max")
+FLOAT32, FLOAT64 = map(DTYPE_NAMES.index, ("float32", "float64"))
 AXIS = (0, 8, 4, 2, 2, 0, 0, 1, 0, 0, 8, 4)
 NONE = -1
 
@@ -35,12 +39,11 @@ def axes(position: int = 1, **changed: int) -> list[int]:
 
 SELECT: dict[str, Any] = {
     "kernel": "select",
-    "option": "max",
     "arrays": [0, result(0), result(1), NONE],
-    "integers": [0],
+    "integers": [MAX, 0],
     "input": 0,
-    "in_dtype": "float32",
-    "out_dtype": "float32",
+    "in_dtype": FLOAT32,
+    "out_dtype": FLOAT32,
     "route_bits": 0,
     "inner_axis": -1,
     "axes": axes(),
@@ -109,16 +112,17 @@ def test_attributes_that_fit() -> None:
         ({"arrays": [0, result(0), result(1), 0]}, "samples"),
         ({"arrays": [0, result(0), result(1)]}, "another number of arrays"),
         ({"arrays": [0, result(0), result(1), NONE, NONE]}, "another number of arrays"),
-        ({"in_dtype": "float64", "out_dtype": "float64"}, "items of another size"),
-        ({"out_dtype": "complex64"}, "no such dtype"),
+        ({"in_dtype": FLOAT64, "out_dtype": FLOAT64}, "items of another size"),
+        ({"out_dtype": len(DTYPE_NAMES)}, "no such dtype"),
+        ({"in_dtype": -1}, "no such dtype"),
         # the other arguments
-        ({"integers": []}, "another number of integers"),
-        ({"integers": [0, 1]}, "another number of integers"),
+        ({"integers": [MAX]}, "another number of integers"),
+        ({"integers": [MAX, 0, 1]}, "another number of integers"),
         ({"kernel": "selected"}, "no such kernel"),
         ({"kernel": ""}, "no such kernel"),
         ({"kernel": "average"}, "another number of"),
-        ({"option": "most"}, "no such selection"),
-        ({"option": ""}, "another number of options"),
+        ({"integers": [len(SELECTIONS), 0]}, "no such selection"),
+        ({"integers": [-1, 0]}, "no such selection"),
         # types
         ({"input": "none"}, "attribute"),
         ({"kernel": 3}, "attribute"),
@@ -137,7 +141,7 @@ def test_missing_attributes() -> None:
             call({k: v for k, v in SELECT.items() if k != name})
 
 
-AVERAGE = SELECT | {"kernel": "average", "option": "", "arrays": [0, result(0)], "integers": [1, 0]}
+AVERAGE = SELECT | {"kernel": "average", "arrays": [0, result(0)], "integers": [1, 0]}
 
 
 @pytest.mark.parametrize(
@@ -154,7 +158,8 @@ def test_results_of_another_dtype(
     attributes: dict[str, Any], dtypes: tuple[str, str], message: str
 ) -> None:
     """As the attributes have it: rows of one type would be written over those of a smaller one."""
-    own = attributes | {"in_dtype": dtypes[0], "out_dtype": dtypes[1]}
+    numbers = map(DTYPE_NAMES.index, dtypes)
+    own = attributes | dict(zip(("in_dtype", "out_dtype"), numbers, strict=True))
     x = jnp.zeros((3, 8), dtypes[0])
     results = [((3, 4), jnp.dtype(dtypes[1])), ((3, 4), jnp.uint8)]
     with pytest.raises(Exception, match=message):
@@ -164,21 +169,22 @@ def test_results_of_another_dtype(
 X, Y, R = ((3, 8), jnp.float32), ((3, 4), jnp.float32), ((3, 4), jnp.uint8)
 ONE, SEED = ((1,), jnp.float32), ((2,), jnp.uint32)
 Y0, Y1 = result(0), result(1)
-# kernel: option, arrays, integers, operands, results
-WITHOUT_SAMPLES: dict[str, tuple[str, list[int], list[int], list[Any], list[Any]]] = {
-    "draw": ("", [0, Y0, Y1, 1], [], [X, SEED], [Y, R]),
-    "average": ("", [0, Y0], [1, 0], [X], [Y]),
-    "average_backward": ("", [0, Y0], [1, 0], [Y], [X]),
-    "mixed": ("", [0, 1, Y0, Y1, NONE], [1, 1], [X, ONE], [Y, R]),
-    "mixed_backward": ("", [0, 1, 2, Y0], [1, 1], [Y, ONE, R], [X]),
-    "nonlinear": ("soft", [0, 1, Y0, NONE, NONE, NONE, NONE], [1], [X, ONE], [Y]),
-    "nonlinear_backward": ("soft", [0, 1, 2, 3, 4, 5, Y0], [1], [Y, X, ONE, Y, Y, Y], [X]),
+SOFT, LP = NONLINEAR.index("soft"), NONLINEAR.index("lp")
+# kernel: arrays, integers, operands, results
+WITHOUT_SAMPLES: dict[str, tuple[list[int], list[int], list[Any], list[Any]]] = {
+    "draw": ([0, Y0, Y1, 1], [], [X, SEED], [Y, R]),
+    "average": ([0, Y0], [1, 0], [X], [Y]),
+    "average_backward": ([0, Y0], [1, 0], [Y], [X]),
+    "mixed": ([0, 1, Y0, Y1, NONE], [1, 1], [X, ONE], [Y, R]),
+    "mixed_backward": ([0, 1, 2, Y0], [1, 1], [Y, ONE, R], [X]),
+    "nonlinear": ([0, 1, Y0, NONE, NONE, NONE, NONE], [SOFT, 1], [X, ONE], [Y]),
+    "nonlinear_backward": ([0, 1, 2, 3, 4, 5, Y0], [SOFT, 1], [Y, X, ONE, Y, Y, Y], [X]),
 }
 
 
 def without_samples(kernel: str, **changed: Any) -> Any:
-    option, arrays, integers, operands, results = WITHOUT_SAMPLES[kernel]
-    own = {"kernel": kernel, "option": option, "arrays": arrays, "integers": integers}
+    arrays, integers, operands, results = WITHOUT_SAMPLES[kernel]
+    own = {"kernel": kernel, "arrays": arrays, "integers": integers}
     whole = operands.index(X) if X in operands else result(0)
     attributes = SELECT | own | {"input": whole} | changed
     return call(attributes, *(jnp.ones(*o) for o in operands), results=results)
@@ -194,8 +200,12 @@ def test_windows_that_samples_would_place(kernel: str) -> None:
 
 IN_PADDING = """
 import jax, jax.numpy as jnp, numpy as np, poolgrad, poolgrad.jax
+from poolgrad.dtypes import DTYPE_NAMES
+from poolgrad.interface import SELECTIONS
 
-def call(kernel, option, arrays, integers, *operands):
+MEDIAN, FLOAT32 = SELECTIONS.index("median"), DTYPE_NAMES.index("float32")
+
+def call(kernel, arrays, integers, *operands):
     pad = KERNEL + 1
     out = (9 + pad) // STRIDE + 1
     lists = dict(
@@ -203,9 +213,9 @@ def call(kernel, option, arrays, integers, *operands):
         axes=[1, 0, 9, out, KERNEL, STRIDE, pad, pad, 1, 0, 0, 9, out],
     )
     attributes = {k: np.array(v, np.int64) for k, v in lists.items()}
-    numbers = dict(input=0, route_bits=0, inner_axis=-1)
+    numbers = dict(input=0, route_bits=0, inner_axis=-1, in_dtype=FLOAT32, out_dtype=FLOAT32)
     attributes |= {k: np.int64(v) for k, v in numbers.items()}
-    attributes |= dict(kernel=kernel, option=option, in_dtype="float32", out_dtype="float32")
+    attributes["kernel"] = kernel
     made = [jax.ShapeDtypeStruct((3, out), d) for d in (jnp.float32, jnp.uint8)]
     x = 1 + jnp.arange(27, dtype=jnp.float32).reshape(3, 9)
     run = jax.jit(lambda *given: jax.ffi.ffi_call("poolgrad", made)(*given, **attributes))
@@ -218,9 +228,9 @@ def call(kernel, option, arrays, integers, *operands):
 
 seed = jnp.array([1, 2], jnp.uint32)
 for KERNEL, STRIDE in ((3, 1), (30, 2), (200, 100)):
-    call("draw", "", [0, -2, -3, 1], [], seed)
-    call("select", "median", [0, -2, -3, -1], [0])
-    call("select", "median", [0, -2, -3, -1], [1])
+    call("draw", [0, -2, -3, 1], [], seed)
+    call("select", [0, -2, -3, -1], [MEDIAN, 0])
+    call("select", [0, -2, -3, -1], [MEDIAN, 1])
 """
 
 
@@ -231,21 +241,21 @@ def test_windows_in_the_padding_have_no_median() -> None:
 
 def test_routes_of_another_number() -> None:
     gradient, routes = jnp.ones((3, 4)), jnp.zeros((3, 2), jnp.uint8)
-    own = {"kernel": "route_backward", "option": "", "arrays": [0, 1, Y0, NONE], "integers": []}
+    own = {"kernel": "route_backward", "arrays": [0, 1, Y0, NONE], "integers": []}
     own["input"] = Y0
     with pytest.raises(Exception, match="another shape"):
         call(SELECT | own, gradient, routes, results=[((3, 8), jnp.float32)])
 
 
-@pytest.mark.parametrize("kind", ["soft", "lp"])
-def test_another_number_of_residuals(kind: str) -> None:
-    numbers = [0, 1, 2, 3, 4, NONE if kind == "soft" else 5, Y0]
+@pytest.mark.parametrize("kind", [SOFT, LP])
+def test_another_number_of_residuals(kind: int) -> None:
+    numbers = [0, 1, 2, 3, 4, NONE if kind == SOFT else 5, Y0]
     with pytest.raises(Exception, match="another number of residuals"):
-        without_samples("nonlinear_backward", option=kind, arrays=numbers)
+        without_samples("nonlinear_backward", integers=[kind, 1], arrays=numbers)
 
 
 def test_a_seed_of_another_shape() -> None:
-    own = {"kernel": "draw", "option": "", "arrays": [0, Y0, Y1, 1], "integers": []}
+    own = {"kernel": "draw", "arrays": [0, Y0, Y1, 1], "integers": []}
     x = jnp.ones((3, 8))
     for seed in (jnp.zeros(1, jnp.uint32), jnp.zeros((2, 1), jnp.uint32), jnp.zeros(2, jnp.uint8)):
         with pytest.raises(Exception, match="two halves"):

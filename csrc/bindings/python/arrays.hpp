@@ -47,7 +47,7 @@ namespace nanobind::detail {
 // An array argument, or None: owns the buffer until the call ends; the caller owns the object. It
 // is read when its value is needed, as errors may then be thrown.
 template <bool Written>
-struct type_caster<poolgrad::ArrayReference<Written>> {
+struct type_caster<poolgrad::ArrayReference<Written>> : poolgrad::NonCopyable {
   using Value = poolgrad::ArrayReference<Written>;
   static constexpr auto Name = const_name("object");
   template <class T>
@@ -57,9 +57,6 @@ struct type_caster<poolgrad::ArrayReference<Written>> {
     return true;
   }
 
-  type_caster() = default;
-  type_caster(const type_caster&) = delete;
-  type_caster& operator=(const type_caster&) = delete;
   ~type_caster() {
     if (owns_buffer_) PyBuffer_Release(&buffer_);
   }

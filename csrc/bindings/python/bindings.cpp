@@ -32,23 +32,13 @@ PyType_Slot block_slots[] = {
     {0, nullptr},
 };
 
-// The form in which Python passes a parameter of a kernel: enums are names.
-template <class T>
-using FromPython = std::conditional_t<std::is_enum_v<T>, const char*, T>;
-
-template <class T>
-T converted(FromPython<T> argument) {
-  if constexpr (std::is_enum_v<T>) return value_named<T>(argument);
-  else return argument;
-}
-
 // Adds a kernel as a method. The GIL is released, unless that would take longer than the kernel.
 template <class Self, class... Parameters>
 void add_kernel(nb::class_<Self>& type, const char* name,
                 void (Self::*kernel)(Parameters...) const) {
-  type.def(name, [kernel](const Self& self, FromPython<Parameters>... arguments) {
+  type.def(name, [kernel](const Self& self, Parameters... arguments) {
     const WithoutGil released(self.is_long());
-    (self.*kernel)(converted<Parameters>(arguments)...);
+    (self.*kernel)(arguments...);
   });
 }
 
@@ -66,14 +56,13 @@ NB_MODULE(_kernels_of_main, m) {
   nb::set_leak_warnings(false);  // the call cache holds plans until the process ends
   m.def("instruction_set", [] { return std::string(chosen_kernels().name); });
   m.def("instruction_sets", [] {
-    std::vector<std::string> names;
-    for (const Kernels* k : available_kernels()) names.emplace_back(k->name);
+    nb::list names;
+    for (const Kernels* k : available_kernels()) names.append(k->name);
     return names;
   });
   m.def("algorithms", [] {
-    std::vector<std::string> names;
-    names.reserve(kAlgorithms);
-    for (int k = 0; k < kAlgorithms; ++k) names.emplace_back(name_of(static_cast<Algorithm>(k)));
+    nb::list names;
+    for (int k = 0; k < kAlgorithms; ++k) names.append(name_of(static_cast<Algorithm>(k)));
     return names;
   });
   m.def("force_algorithm", [](const std::string& name) {
@@ -106,32 +95,23 @@ NB_MODULE(_kernels_of_main, m) {
     return share_threads(library);
   });
   m.def("xla_handler", &xla_handler);
-  // Python's error is set when Interrupted is thrown, see WithoutGil.
-  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
-    try {
-      std::rethrow_exception(thrown);
-    } catch (const Interrupted&) {
-    }
-  });
   nb::class_<TensorSpec>(m, "TensorSpec")
       .def(nb::init<nb::type_object, TensorSpec::Objects, TensorSpec::Requirements,
                     TensorSpec::Objects, TensorSpec::Requirements, const std::string&>(),
            nb::arg("type"), nb::arg("parts"), nb::arg("required"), nb::arg("global_state"),
            nb::arg("required_state"), nb::arg("protocol"))
-      .def("key", &TensorSpec::key, nb::arg("args"), nb::arg("kwargs"))
-      .def("call", &TensorSpec::call, nb::arg("cache"), nb::arg("args"), nb::arg("kwargs"))
-      .def("parts", &TensorSpec::parts, nb::arg("array"))
-      .def("is_supported", &TensorSpec::is_supported, nb::arg("array"))
-      .def("have_parts", &TensorSpec::have_parts, nb::arg("arrays"), nb::arg("parts"))
-      .def("call_with", &TensorSpec::call_with, nb::arg("function"), nb::arg("arrays"),
-           nb::arg("parts"));
+      .def("key", &TensorSpec::key)
+      .def("call", &TensorSpec::call)
+      .def("parts", &TensorSpec::parts)
+      .def("is_supported", &TensorSpec::is_supported)
+      .def("have_parts", &TensorSpec::have_parts)
+      .def("call_with", &TensorSpec::call_with);
   nb::class_<BoundCalls>(m, "BoundCalls")
       .def(nb::init<const BoundCalls::Calls&, nb::tuple, const std::vector<AllocatorParts>&,
                     nb::object, std::size_t>())
       .def("run", &BoundCalls::run);
   nb::class_<BoundPlan> plan(m, "Plan");
-  plan.def(nb::init<const std::vector<i64>&, const std::vector<i64>&, i64, const std::string&,
-                    const std::string&, i64>())
+  plan.def(nb::init<const std::vector<i64>&, const std::vector<i64>&, i64, i64, i64, i64>())
       .def("span",
            [](const BoundPlan& self, std::size_t axis, i64 output) {
              const Span s = span_of(axis_of(self, axis), output);

@@ -15,35 +15,26 @@
 namespace poolgrad {
 
 // Collects new references and returns them as a tuple.
-class TupleBuilder {
+class TupleBuilder : NonCopyable {
  public:
   TupleBuilder() = default;
-  TupleBuilder(const TupleBuilder&) = delete;
-  TupleBuilder& operator=(const TupleBuilder&) = delete;
   ~TupleBuilder() {
     while (count_ > 0) Py_DECREF(items_[--count_]);
   }
 
   // Takes a new reference; false if it is null or the tuple is full.
   bool take(PyObject* item) {
-    if (!item) return false;
-    if (count_ == kMaxItems) {
-      Py_DECREF(item);
-      return false;
-    }
-    items_[count_++] = item;
-    return true;
+    const bool fits = item && count_ < kMaxItems;
+    if (fits) items_[count_++] = item;
+    else Py_XDECREF(item);
+    return fits;
   }
   bool add(PyObject* item) { return take(Py_NewRef(item)); }
 
   nb::object tuple() {
-    PyObject* tuple = PyTuple_New(count_);
-    if (!tuple) throw nb::python_error();
-    while (count_ > 0) {
-      --count_;
-      PyTuple_SetItem(tuple, count_, items_[count_]);
-    }
-    return nb::steal(tuple);
+    nb::object tuple = checked(PyTuple_New(count_));
+    for (; count_ > 0; --count_) PyTuple_SetItem(tuple.ptr(), count_ - 1, items_[count_ - 1]);
+    return tuple;
   }
 
  private:
@@ -91,8 +82,7 @@ class TensorSpec {
   // Returns None if the cache has no entry.
   nb::object call(const nb::dict& cache, const nb::tuple& args, const nb::dict& kwargs) const {
     const CheckedTensors checked_tensors;
-    nb::object call_key = key_of(args, kwargs);
-    if (call_key.is_none()) return call_key;
+    const nb::object call_key = key_of(args, kwargs);  // None is no key of the cache
     PyObject* found = PyDict_GetItemWithError(cache.ptr(), call_key.ptr());
     if (!found && PyErr_Occurred()) throw nb::python_error();
     if (!found) return nb::none();
@@ -163,16 +153,10 @@ class TensorSpec {
     }
     return checked(PyObject_Vectorcall(from, &argument, argument ? 1 : 0, nullptr));
   }
-  static bool equal(const nb::object& a, nb::handle b) {
-    if (a.is(b)) return true;
-    const int result = PyObject_RichCompareBool(a.ptr(), b.ptr(), Py_EQ);
-    if (result < 0) throw nb::python_error();
-    return result == 1;
-  }
   static bool holds(const Requirements& required, nb::handle array = {}) {
     try {
       return std::all_of(required.begin(), required.end(), [&](const auto& each) {
-        return equal(value_of(each.first, array), each.second);
+        return value_of(each.first, array).equal(each.second);
       });
     } catch (nb::python_error&) {
       return false;
@@ -190,7 +174,7 @@ class TensorSpec {
       TupleBuilder key;
       const bool found = parts[a].is_none()
                              ? read_array(arrays[a], read)
-                             : add_parts(arrays[a], key) && equal(key.tuple(), parts[a]);
+                             : add_parts(arrays[a], key) && key.tuple().equal(parts[a]);
       if (!found) return false;
     }
     return true;
@@ -268,10 +252,10 @@ using AllocatorParts = std::tuple<nb::object, nb::tuple, nb::dict>;  // function
 class Allocator {
  public:
   explicit Allocator(const AllocatorParts& parts)
-      : function_(std::get<0>(parts)), arguments_(std::get<1>(parts)) {
-    keywords_ = checked(PyDict_Copy(std::get<2>(parts).ptr()));
-    if (TensorReader::is_allocation(function_)) tensors_ = TensorReader::usual();
-  }
+      : function_(std::get<0>(parts)),
+        arguments_(std::get<1>(parts)),
+        keywords_(checked(PyDict_Copy(std::get<2>(parts).ptr()))),
+        tensors_(TensorReader::allocated_by(function_)) {}
 
   // Adds a new tensor to the checked ones: its storage holds all its elements.
   nb::object call() const {
@@ -285,7 +269,7 @@ class Allocator {
 
  private:
   nb::object function_, arguments_, keywords_;
-  const TensorReader* tensors_ = nullptr;  // unless the function allocates other arrays
+  const TensorReader* tensors_;  // null if the function allocates other arrays
 };
 
 // A recorded sequence of kernel calls, which is run with other arrays of the same layout.

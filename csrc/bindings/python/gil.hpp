@@ -13,17 +13,14 @@ namespace nb = nanobind;
 namespace poolgrad {
 
 // RAII guard: releases the GIL, if `release` is true. About ten times a second Python's signal
-// handlers run, so that Ctrl-C ends a long kernel: run_tasks() throws Interrupted, and Python's
-// error is set.
-class WithoutGil {
+// handlers run, so that Ctrl-C ends a long kernel: run_tasks() throws Python's error.
+class WithoutGil : NonCopyable {
  public:
   explicit WithoutGil(bool release = true) {
     if (!release) return;
     state_ = PyEval_SaveThread();
-    poll_.emplace(run_handlers, this);
+    poll_.emplace([this] { run_handlers(); });
   }
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
   ~WithoutGil() {
     if (state_) take();
   }
@@ -40,12 +37,12 @@ class WithoutGil {
     }
   }
 
-  static bool run_handlers(void* self) {
-    auto* guard = static_cast<WithoutGil*>(self);
-    guard->take();
-    const bool interrupted = PyErr_CheckSignals() != 0;
-    guard->state_ = PyEval_SaveThread();
-    return interrupted;
+  void run_handlers() {
+    take();
+    std::exception_ptr error;
+    if (PyErr_CheckSignals() != 0) error = std::make_exception_ptr(nb::python_error());
+    state_ = PyEval_SaveThread();
+    if (error) std::rethrow_exception(error);
   }
 
   PyThreadState* state_ = nullptr;

@@ -12,23 +12,6 @@ namespace nb = nanobind;
 
 namespace poolgrad {
 
-// Bytes from the first element to the end of the last one; -1 if they cannot be counted.
-inline i64 extent(const Array& array) {
-  if (array.elements == 0) return 0;
-  i64 last = 0, bytes = 0;
-  for (int a = 0; a < array.rank; ++a) {
-    const i64 size = array.shape[a], stride = array.strides[a];
-    i64 distance = 0;
-    if (size < 0 || stride < 0 || __builtin_mul_overflow(size - 1, stride, &distance) ||
-        __builtin_add_overflow(last, distance, &last)) {
-      return -1;
-    }
-  }
-  const bool valid = last < std::numeric_limits<i64>::max() &&
-                     !__builtin_mul_overflow(last + 1, array.itemsize, &bytes);
-  return valid ? bytes : -1;
-}
-
 inline nb::object checked(PyObject* value) {
   if (!value) throw nb::python_error();
   return nb::steal(value);
@@ -65,7 +48,12 @@ class TensorReader {
     storage_address_ = storage_type.attr("data_ptr");
     without_torch_function_ = torch.attr("nn").attr("Parameter").attr("__torch_function__");
     if (by_exchange) {
-      export_ = export_function();
+      const nb::object capsule = type_.attr(kExchange);
+      const auto* api = static_cast<const DLPackExchangeAPI*>(
+          PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+      if (!api) throw nb::python_error();
+      const bool known = api->header.version.major == DLPACK_MAJOR_VERSION;
+      if (known) export_ = api->dltensor_from_py_object_no_sync;
       if (!export_) throw nb::type_error("this PyTorch has no exchange functions of DLPack");
       return;
     }
@@ -95,10 +83,10 @@ class TensorReader {
     return *reader;
   }
 
-  // Whether a function is the one of PyTorch that allocates a tensor.
-  static bool is_allocation(nb::handle function) {
+  // The reader of the tensors that a function allocates; null if it is not PyTorch's function.
+  static const TensorReader* allocated_by(nb::handle function) {
     const TensorReader* reader = usual();
-    return reader && function.is(reader->allocation_);
+    return reader && function.is(reader->allocation_) ? reader : nullptr;
   }
 
   nb::handle type() const { return type_; }
@@ -121,7 +109,7 @@ class TensorReader {
   // Where it can, `part` becomes the part of the storage that the elements lie in.
   const char* refusal(nb::handle tensor, const Array& array, StoragePart& part) const {
     if (is_negated(tensor)) return "a tensor has a negative bit";
-    const i64 needed = extent(array);
+    const i64 needed = array.extent();
     if (needed == 0) return nullptr;
     try {
       part.storage = value_of(storage_, tensor);
@@ -138,17 +126,6 @@ class TensorReader {
   }
 
  private:
-  // Null if the type of tensors has none.
-  DLPackDLTensorFromPyObjectNoSync export_function() const {
-    if (!nb::hasattr(type_, kExchange)) return nullptr;
-    const nb::object capsule = type_.attr(kExchange);
-    const auto* api = static_cast<const DLPackExchangeAPI*>(
-        PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-    if (!api) throw nb::python_error();
-    const bool known = api->header.version.major == DLPACK_MAJOR_VERSION;
-    return known ? api->dltensor_from_py_object_no_sync : nullptr;
-  }
-
   bool is_tensor(nb::handle object) const {
     return PyType_IsSubtype(Py_TYPE(object.ptr()), reinterpret_cast<PyTypeObject*>(type_.ptr()));
   }
@@ -194,31 +171,27 @@ class TensorReader {
 };
 
 // RAII guard: the tensors of a cached call, whose addresses need not be compared a second time.
-class CheckedTensors {
+class CheckedTensors : NonCopyable {
  public:
   CheckedTensors() : outer_(std::exchange(innermost, this)) {}
-  CheckedTensors(const CheckedTensors&) = delete;
-  CheckedTensors& operator=(const CheckedTensors&) = delete;
   ~CheckedTensors() { innermost = outer_; }
 
   // Adds a tensor whose storage holds all elements to the innermost guard. The caller keeps the
   // tensor alive.
   static void add(nb::handle tensor, const Array& array, StoragePart part) {
     if (innermost->count_ == kMost) return;
-    Entry& entry = innermost->entries_[innermost->count_++];
-    entry = {tensor.ptr(), array.data, extent(array), std::move(part)};
+    innermost->entries_[innermost->count_++] = {tensor.ptr(), array.data, array.extent(),
+                                                std::move(part)};
   }
   // Whether a tensor was added and has not changed since. A storage that a finalizer resized twice
   // may have its former address, and be smaller.
   static bool contain(nb::handle tensor, const Array& array) {
+    const auto is_same = [&](const Entry& entry) {
+      return entry.tensor == tensor.ptr() && entry.address == array.data &&
+             entry.bytes == array.extent() && entry.part.is_held();
+    };
     for (const CheckedTensors* guard = innermost; guard; guard = guard->outer_) {
-      for (int e = 0; e < guard->count_; ++e) {
-        const Entry& entry = guard->entries_[e];
-        if (entry.tensor == tensor.ptr() && entry.address == array.data &&
-            entry.bytes == extent(array) && entry.part.is_held()) {
-          return true;
-        }
-      }
+      if (std::any_of(guard->entries_, guard->entries_ + guard->count_, is_same)) return true;
     }
     return false;
   }

@@ -18,7 +18,6 @@ nanobind::object xla_handler() { return nanobind::none(); }
 #include <mutex>
 #include <optional>
 #include <tuple>
-#include <utility>
 
 #include "bindings/plan.hpp"
 #include "xla/ffi/api/ffi.h"
@@ -28,14 +27,12 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-i64 bytes_of(const Array& array) { return array.elements * array.itemsize; }
-
 // Requests huge pages for a result that has no pages yet, to save page faults.
 void prefer_huge_pages([[maybe_unused]] const Array& result) {
 #ifdef MADV_HUGEPAGE
   constexpr std::uintptr_t page = std::uintptr_t{1} << 21;
   const auto begin = reinterpret_cast<std::uintptr_t>(result.data);
-  const auto size = static_cast<std::uintptr_t>(bytes_of(result));
+  const auto size = static_cast<std::uintptr_t>(result.extent());
   const std::uintptr_t last = (begin + size) / page * page;
   unsigned char resident = 0;
   if (begin + page <= last && mincore(reinterpret_cast<void*>(last - page), 1, &resident) == 0 &&
@@ -47,12 +44,12 @@ void prefer_huge_pages([[maybe_unused]] const Array& result) {
 
 constexpr i64 kNone = -1;  // the number of an array that is not passed
 
-// The arrays that XLA passes to a call: operands, then results.
+// The arrays that XLA passes to a call: operands, then results. Number k is operand k, and number
+// -2 - k is result k.
 struct XlaArrays {
   std::vector<Array> all;
   std::size_t operands;
 
-  // number: k: operand k; -2 - k: result k
   const Array& find(i64 number) const {
     const std::size_t count = number >= 0 ? operands : all.size() - operands;
     const auto index = static_cast<std::uint64_t>(number >= 0 ? number : -2 - number);
@@ -60,6 +57,24 @@ struct XlaArrays {
       throw std::invalid_argument("no such array: " + std::to_string(number));
     }
     return all[number >= 0 ? index : operands + index];
+  }
+
+  template <bool Written>
+  ArrayReference<Written> reference(i64 number) const {
+    if (number == kNone) return {};
+    const Array& array = find(number);
+    require((number < 0) == Written, Written ? "an operand is written" : "a result is read");
+    return ArrayReference<Written>(array);
+  }
+
+  // Reads a number of 64 bits in two halves, the lower one first.
+  std::uint64_t seed(i64 number) const {
+    const Input halves = reference<false>(number);
+    const bool fits = halves && halves->rank == 1 && halves->shape[0] == 2 && halves->itemsize == 4;
+    require(fits, "a seed must have two halves");
+    std::uint32_t values[2];
+    std::memcpy(values, halves->data, sizeof values);
+    return values[0] | std::uint64_t{values[1]} << 32;
   }
 };
 
@@ -80,7 +95,7 @@ void require_disjoint(const XlaArrays& arrays) {
     const Array& result = arrays.all[r];
     for (const Array& other : arrays.all) {
       const bool overlap =
-          result.data < other.data + bytes_of(other) && other.data < result.data + bytes_of(result);
+          result.data < other.data + other.extent() && other.data < result.data + result.extent();
       require(&result == &other || !overlap, "a result overlaps another array");
     }
   }
@@ -93,12 +108,10 @@ void require_disjoint(const XlaArrays& arrays) {
 struct KernelCall {
   static ffi::TypeId id;
 
-  int option = 0;             // the value of an enum, of kernels that compute several
-  std::vector<i64> arrays;    // array arguments in order, see XlaArrays::find
+  std::vector<i64> arrays;    // array arguments in order, see XlaArrays
   std::vector<i64> integers;  // bool and integer arguments in order
   i64 input;                  // the array that has the shape of the input
-  std::string in_dtype, out_dtype;
-  i64 route_bits, inner_axis;
+  i64 in_dtype, out_dtype, route_bits, inner_axis;
   std::vector<i64> axes;
   std::function<void(const KernelCall&, const XlaArrays&, int threads)> run;
 
@@ -118,107 +131,59 @@ struct KernelCall {
 };
 ffi::TypeId KernelCall::id = {};
 
-template <class T>
-constexpr bool is_array = std::is_same_v<T, Input> || std::is_same_v<T, Output>;
-
-// Reads the arguments of one execution in order.
-class ArgumentReader {
- public:
-  ArgumentReader(const KernelCall& call, const XlaArrays& arrays, int threads)
-      : call_(call), arrays_(arrays), threads_(threads) {}
-
-  template <class T>
-  T next() {
-    if constexpr (is_array<T>) return next_array<T>();
-    else if constexpr (std::is_same_v<T, std::uint64_t>) return next_seed();
-    else if constexpr (std::is_enum_v<T>) return static_cast<T>(call_.option);
-    else if constexpr (std::is_same_v<T, int>) return threads_;
-    else return static_cast<T>(call_.integers[integer_++]);
-  }
-
- private:
-  template <class Reference>
-  Reference next_array() {
-    const i64 number = call_.arrays[array_++];
-    if (number == kNone) return {};
-    const Array& array = arrays_.find(number);
-    constexpr bool is_read = std::is_same_v<Reference, Input>;
-    require((number >= 0) == is_read, is_read ? "a result is read" : "an operand is written");
-    return Reference(array);
-  }
-
-  // A number of 64 bits in two halves, the lower one first.
-  std::uint64_t next_seed() {
-    const Input seed = next_array<Input>();
-    std::uint32_t halves[2];
-    const bool fits = seed && seed->rank == 1 && seed->shape[0] == 2 && seed->itemsize == 4;
-    require(fits, "a seed must have two halves");
-    std::memcpy(halves, seed->data, sizeof halves);
-    return halves[0] | std::uint64_t{halves[1]} << 32;
-  }
-
-  const KernelCall& call_;
-  const XlaArrays& arrays_;
-  int threads_;
-  std::size_t array_ = 0, integer_ = 0;
-};
-
-// Checks the number of arguments of a call, reads its option and sets KernelCall::run.
+// Checks the number of arguments of a call and sets KernelCall::run. The last parameter of a kernel
+// is the number of threads.
 template <class... Parameters>
-void bind_kernel(void (BoundPlan::*kernel)(Parameters...) const, std::string_view option,
-                 KernelCall& call) {
-  const auto count = [](auto... is_counted) { return (std::size_t{is_counted} + ...); };
-  const std::size_t arrays =
-      count(is_array<Parameters>...) + count(std::is_same_v<Parameters, std::uint64_t>...);
-  const std::size_t integers =
-      count(std::is_same_v<Parameters, bool>...) + count(std::is_same_v<Parameters, i64>...);
+void bind_kernel(void (BoundPlan::*kernel)(Parameters...) const, KernelCall& call) {
+  constexpr std::size_t integers =
+      (std::size_t{std::is_same_v<Parameters, bool> || std::is_same_v<Parameters, i64>} + ...);
+  constexpr std::size_t arrays = sizeof...(Parameters) - integers - 1;
   require(call.arrays.size() == arrays, "a call has another number of arrays");
   require(call.integers.size() == integers, "a call has another number of integers");
-  require(option.empty() != (std::is_enum_v<Parameters> || ...),
-          "a call has another number of options");
-  const auto read_option = [&]<class T>(std::type_identity<T>) {
-    if constexpr (std::is_enum_v<T>) call.option = static_cast<int>(value_named<T>(option));
-  };
-  (read_option(std::type_identity<Parameters>{}), ...);
   call.run = [kernel](const KernelCall& self, const XlaArrays& xla_arrays, int threads) {
-    ArgumentReader reader(self, xla_arrays, threads);
+    const i64 *array = self.arrays.data(), *integer = self.integers.data();
+    const auto next = [&]<class T>(std::type_identity<T>) {
+      if constexpr (std::is_same_v<T, Input>) return xla_arrays.reference<false>(*array++);
+      else if constexpr (std::is_same_v<T, Output>) return xla_arrays.reference<true>(*array++);
+      else if constexpr (std::is_same_v<T, std::uint64_t>) return xla_arrays.seed(*array++);
+      else if constexpr (std::is_same_v<T, int>) return threads;
+      else return static_cast<T>(*integer++);
+    };
     // Braces evaluate from left to right.
-    const std::tuple<const BoundPlan&, Parameters...> arguments{self.plan(xla_arrays),
-                                                                reader.next<Parameters>()...};
+    const std::tuple<const BoundPlan&, Parameters...> arguments{
+        self.plan(xla_arrays), next(std::type_identity<Parameters>{})...};
     std::apply(kernel, arguments);
   };
 }
 
-// Reads an attribute: an integer, a text or a list of integers.
 template <class T>
-void read(const ffi::Dictionary& attributes, std::string_view name, T& to) {
-  using Stored =
-      std::conditional_t<std::is_same_v<T, std::string>, std::string_view,
-                         std::conditional_t<std::is_same_v<T, i64>, i64, ffi::Span<const i64>>>;
-  const ffi::ErrorOr<Stored> found = attributes.get<Stored>(name);
+T attribute(const ffi::Dictionary& attributes, std::string_view name) {
+  const ffi::ErrorOr<T> found = attributes.get<T>(name);
   if (found.has_error()) throw std::invalid_argument(found.error().message());
-  if constexpr (std::is_same_v<T, i64>) to = *found;
-  else to.assign(found->begin(), found->end());
+  return *found;
 }
 
 ffi::ErrorOr<std::unique_ptr<KernelCall>> instantiate(ffi::Dictionary attributes) {
+  const auto integer = [&](std::string_view name) { return attribute<i64>(attributes, name); };
+  const auto integers = [&](std::string_view name) {
+    const auto found = attribute<ffi::Span<const i64>>(attributes, name);
+    return std::vector<i64>(found.begin(), found.end());
+  };
   try {
     auto call = std::make_unique<KernelCall>();
-    std::string kernel, option;
-    read(attributes, "kernel", kernel);
-    read(attributes, "option", option);
-    read(attributes, "arrays", call->arrays);
-    read(attributes, "integers", call->integers);
-    read(attributes, "input", call->input);
-    read(attributes, "in_dtype", call->in_dtype);
-    read(attributes, "out_dtype", call->out_dtype);
-    read(attributes, "route_bits", call->route_bits);
-    read(attributes, "inner_axis", call->inner_axis);
-    read(attributes, "axes", call->axes);
+    call->arrays = integers("arrays");
+    call->integers = integers("integers");
+    call->input = integer("input");
+    call->in_dtype = integer("in_dtype");
+    call->out_dtype = integer("out_dtype");
+    call->route_bits = integer("route_bits");
+    call->inner_axis = integer("inner_axis");
+    call->axes = integers("axes");
+    const auto kernel = attribute<std::string_view>(attributes, "kernel");
     BoundPlan::each_kernel([&](const char* name, auto method) {
-      if (name == kernel) bind_kernel(method, option, *call);
+      if (name == kernel) bind_kernel(method, *call);
     });
-    if (!call->run) throw std::invalid_argument("no such kernel: " + kernel);
+    if (!call->run) throw std::invalid_argument("no such kernel: " + std::string(kernel));
     return call;
   } catch (const std::exception& error) {
     return ffi::Unexpected(ffi::Error::InvalidArgument(error.what()));
@@ -271,14 +236,12 @@ XLA_FFI_Error* register_state_type(const XLA_FFI_Api* api) {
 }
 
 template <XLA_FFI_Handler* handler>
-XLA_FFI_Error* with_state_type(XLA_FFI_CallFrame* frame) {
-  if (XLA_FFI_Error* error = register_state_type(frame->api)) return error;
-  return handler(frame);
-}
-
-template <XLA_FFI_Handler* handler>
 nanobind::capsule capsule_of() {
-  return nanobind::capsule(reinterpret_cast<void*>(with_state_type<handler>));
+  XLA_FFI_Handler* const with_state_type = [](XLA_FFI_CallFrame* frame) {
+    XLA_FFI_Error* error = register_state_type(frame->api);
+    return error ? error : handler(frame);
+  };
+  return nanobind::capsule(reinterpret_cast<void*>(with_state_type));
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ from jax import Array, ShapeDtypeStruct
 
 from poolgrad import core
 from poolgrad.call_cache import recorded
-from poolgrad.core import axis_integers
+from poolgrad.dtypes import DTYPE_NAMES
 from poolgrad.jax import portable
 from poolgrad.jax.sharding import sharded
 from poolgrad.jax.static import Static
@@ -154,15 +154,14 @@ def _run(name: str, arguments: Sequence[Any], whole: _Slot, ready: Prepared) -> 
     made = jax.ffi.ffi_call(TARGET, [s.array for s in results])(
         *(s.array for s in operands),
         kernel=name,
-        option=next((a for a in args if isinstance(a, str)), ""),
         arrays=_integers(numbers[a] for a in args if a is None or isinstance(a, _Slot)),
         integers=_integers(a for a in args if isinstance(a, int)),
         input=np.int64(numbers[whole]),
-        in_dtype=layout.dtype,
-        out_dtype=layout.out_dtype,
+        in_dtype=np.int64(DTYPE_NAMES.index(layout.dtype)),
+        out_dtype=np.int64(DTYPE_NAMES.index(layout.out_dtype)),
         route_bits=np.int64(ready.route_bits),
         inner_axis=np.int64(ready.inner),
-        axes=_integers(axis_integers(layout)),
+        axes=_integers(core.axis_integers(layout)),
     )
     for slot, array in zip(results, made, strict=True):
         slot.array = array

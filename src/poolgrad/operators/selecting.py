@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from poolgrad.interface import (
     ON_CPUS,
     ON_CPUS_AND_GPUS,
+    SELECTIONS,
     Buffer,
     Choice,
     KernelCall,
@@ -83,8 +84,7 @@ def _first(xp: Any, condition: Any) -> Any:
 
 def _found(xp: Any, windows: UnfoldedWindows) -> Any:
     """Return whether each window of each plane contains an input."""
-    found = xp.any(windows.valid, axis=-1)
-    return xp.broadcast_to(found, windows.values.shape[:-1])
+    return xp.broadcast_to(xp.any(windows.valid, axis=-1), windows.values.shape[:-1])
 
 
 def _positions(xp: Any, windows: UnfoldedWindows) -> Any:
@@ -136,14 +136,12 @@ class Extreme(Routed):
         return super().residual(layout, options)
 
     def forward(self, call: KernelCall) -> None:
-        kernels, x, y, ties = call.kernels, call.source, call.target, call.options.ties
-        kept, *last = call.residual[0] if call.residual else None, call.operand, call.threads
-        if ties != "split":
-            kernels.select(self.order, x, y, kept, ties == "zero", *last)
-            return
-        kernels.select(self.order, x, y, None, False, *last)
-        if kept is not None:
-            kernels.split_winners(self.order, x, y, kept, *last)
+        arrays, last = (call.source, call.target), (call.operand, call.threads)
+        kept, ties = call.residual[0] if call.residual else None, call.options.ties
+        routes, which = None if ties == "split" else kept, SELECTIONS.index(self.order)
+        call.kernels.select(which, *arrays, routes, ties == "zero", *last)
+        if kept is not routes:
+            call.kernels.split_winners(which, *arrays, kept, *last)
 
     def best(self, xp: Any, windows: UnfoldedWindows) -> tuple[Any, Any]:
         """Return the winning value of windows without NaN, and the output of an empty window.

@@ -10,6 +10,7 @@ import numpy as np
 
 from poolgrad.dtypes import FLOATS
 from poolgrad.interface import (
+    NONLINEAR,
     ON_CPUS_AND_GPUS,
     Averaging,
     Buffer,
@@ -100,18 +101,18 @@ class _Nonlinear(Operator):
     def residual(self, layout: Layout, options: Any) -> tuple[Buffer, ...]:
         return (per_output(layout, layout.sum_dtype),) * (self.kept + self.learned)
 
-    def _arguments(self, call: KernelCall) -> tuple[str, tuple[Any, int], tuple[Any, ...]]:
-        kept = (*call.residual[: self.kept], None, None, None)[:3]
-        return self.kernel(call.options), call.operand or _ones(call.layout.sum_dtype), kept
+    def _arguments(self, call: KernelCall) -> tuple[int, tuple[Any, int], tuple[Any, ...]]:
+        kept, which = (*call.residual[: self.kept], None, None, None)[:3], self.kernel(call.options)
+        return NONLINEAR.index(which), call.operand or _ones(call.layout.sum_dtype), kept
 
     def forward(self, call: KernelCall) -> None:
-        (name, parameter, kept), pool = self._arguments(call), call.kernels.nonlinear
+        (which, parameter, kept), pool = self._arguments(call), call.kernels.nonlinear
         slope = call.residual[-1] if call.residual and self.learned else None
-        pool(name, call.source, *parameter, call.target, *kept, slope, call.threads)
+        pool(which, call.source, *parameter, call.target, *kept, slope, call.threads)
 
     def vjp(self, call: KernelCall) -> None:
-        (name, parameter, kept), pull = self._arguments(call), call.kernels.nonlinear_backward
-        pull(name, call.source, call.x, *parameter, *kept, call.target, call.threads)
+        (which, parameter, kept), pull = self._arguments(call), call.kernels.nonlinear_backward
+        pull(which, call.source, call.x, *parameter, *kept, call.target, call.threads)
 
 
 def _finite(name: str, values: list[float]) -> None:
@@ -192,9 +193,6 @@ class LogMeanExp(_Nonlinear):
         _finite("r", values)
         if 0 in values:
             raise ValueError("r must not be 0; the limit there is the mean: use avg_pool")
-
-    def kernel(self, options: Any) -> str:
-        return "lse"
 
     def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, options: Any) -> Any:
         valid, values = windows.valid, _bounded(xp, windows.values)

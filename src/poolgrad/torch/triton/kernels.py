@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from poolgrad.dtypes import FLOATS, limits
+from poolgrad.interface import NONLINEAR, SELECTIONS
 from poolgrad.torch.triton import averages, extremes, gradients, nonlinear
 from poolgrad.torch.triton.launch import Launch, launch, repeated
 from poolgrad.torch.triton.routes import route_jvp
@@ -76,7 +77,7 @@ class Kernels:
 
     @repeated
     def select(
-        self, which: str, x: Tensor, y: Tensor, routes: Tensor | None, zero_ties: bool,
+        self, which: int, x: Tensor, y: Tensor, routes: Tensor | None, zero_ties: bool,
         samples: None, threads: int,
     ) -> None:  # fmt: skip
         """Fill the output and the routes; `zero_ties`: an extreme that occurs twice has no route.
@@ -84,9 +85,8 @@ class Kernels:
         Extremes of wide windows are separable: one axis after the other, from the innermost.
         """
         source, has_routes, prior, below = view(x, self.layout), routes is not None, None, 0
-        is_wide = self.taps > UNROLLED and not zero_ties
-        dtype = self.layout.dtype
-        limit = 0 if dtype in FLOATS else limits(dtype)[which == "min"]  # not read of floats
+        is_wide, dtype = self.taps > UNROLLED and not zero_ties, self.layout.dtype
+        limit = 0 if dtype in FLOATS else limits(dtype)[SELECTIONS[which] == "min"]
         order = self.separable[::-1] if is_wide else []
         for axes, target, is_last in self._passes(order, y, x.dtype):
             tap, bits = routes, self.bits
@@ -96,7 +96,7 @@ class Kernels:
             self._launch(
                 extremes.select, source, axes, target.tensor,
                 (source.tensor if prior is None else prior,), written=(tap,), packed_bits=bits,
-                is_plane=self.is_plane and is_wide, ORDER=which, LIMIT=limit,
+                is_plane=self.is_plane and is_wide, ORDER=SELECTIONS[which], LIMIT=limit,
                 ZERO_TIES=zero_ties, PRIOR=below, LAST=is_last or not has_routes,
                 ROUTES=has_routes, BITS=bits, **self._unrolling(axes),
             )  # fmt: skip
@@ -197,7 +197,7 @@ class Kernels:
         """Write ``alpha * max + (1 - alpha) * mean``, from the kernels of both."""
         wide = sum_dtype(y.dtype)
         most, mean = torch.empty_like(y), torch.empty_like(y, dtype=wide)
-        self.select("max", x, most, routes, False, None, threads)
+        self.select(SELECTIONS.index("max"), x, most, routes, False, None, threads)
         self.average(x, mean, count_padding, 0, threads)
         a, most = self._by_channel(alpha, count, wide), most.to(wide)
         both = a * most + (1 - a) * mean
@@ -227,7 +227,7 @@ class Kernels:
 
     @repeated
     def nonlinear(
-        self, which: str, x: Tensor, theta: Any, count: int, y: Tensor, a: Tensor | None,
+        self, which: int, x: Tensor, theta: Any, count: int, y: Tensor, a: Tensor | None,
         b: Tensor | None, c: Tensor | None, slope: Tensor | None, threads: int,
     ) -> None:  # fmt: skip
         """Fill outputs of a nonlinear operator, its residual (a, b, c), and the slope of theta."""
@@ -235,13 +235,13 @@ class Kernels:
         self._launch(
             nonlinear.nonlinear, view(x, self.layout), self.windows, y,
             (parameter,), numbers=numbers, written=(a, b, c, slope),
-            OPERATOR=which, SUM=sum_type(x.dtype),
+            OPERATOR=NONLINEAR[which], SUM=sum_type(x.dtype),
             KEEP=a is not None, SLOPE=slope is not None,
         )  # fmt: skip
 
     @repeated
     def nonlinear_backward(
-        self, which: str, gy: Tensor, x: Tensor, theta: Any, count: int, a: Tensor, b: Tensor,
+        self, which: int, gy: Tensor, x: Tensor, theta: Any, count: int, a: Tensor, b: Tensor,
         c: Tensor | None, gx: Tensor, threads: int,
     ) -> None:  # fmt: skip
         """Fill the gradient of the input of a nonlinear operator from its residual (a, b, c)."""
@@ -252,7 +252,7 @@ class Kernels:
             nonlinear.nonlinear_backward, view(gy, self.layout), self.windows,
             gx, (read.tensor, parameter, *kept),
             numbers=(*numbers, read.shape[0], *read.strides), views=(read,), of_inputs=True,
-            OPERATOR=which, SUM=sum_type(gx.dtype),
+            OPERATOR=NONLINEAR[which], SUM=sum_type(gx.dtype),
         )  # fmt: skip
 
     def _parameter(

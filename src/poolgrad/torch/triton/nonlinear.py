@@ -77,7 +77,7 @@ def exponent(x, m, theta, OPERATOR: tl.constexpr):
         z = theta * log_one_plus(tl.where(size == m, 0.0, (size - m) / m))
         z = tl.where(size == 0, -float("inf"), z)
         return tl.where(size == m, 0.0, z)
-    elif OPERATOR == "lse":
+    elif OPERATOR == "log_mean_exp":
         value = tl.where(theta < 0, -x, x)
         return tl.where(value == m, 0.0, tl.abs(theta) * (value - m))
     else:
@@ -105,7 +105,7 @@ def largest(state, value, t, valid, theta, OPERATOR: tl.constexpr):
     x = value.to(m.dtype)
     if OPERATOR == "lp" or OPERATOR == "lp_mean":
         x = tl.abs(x)
-    elif OPERATOR == "lse":
+    elif OPERATOR == "log_mean_exp":
         x = tl.where(theta < 0, -x, x)
     return tl.where(valid & ((x > m) | (x != x)), x, m), n + valid.to(n.dtype)
 
@@ -149,7 +149,7 @@ def nonlinear(
     theta = theta_of(theta_ptr, tile, channels, below, step, OPERATOR)
     zero = tl.zeros(ok.shape, SUM)
     one = tl.full((), 1.0, SUM)
-    m = zero - float("inf") if OPERATOR == "lse" or OPERATOR == "soft" else zero
+    m = zero - float("inf") if OPERATOR == "log_mean_exp" or OPERATOR == "soft" else zero
     m, n = fold(
         largest, (m, zero), x_ptr, 0, array, tile, theta, OPERATOR, False, False, W, INDEX, T
     )  # fmt: skip
@@ -168,7 +168,7 @@ def nonlinear(
         if SLOPE:
             each = parameter_slope(s, t, w, h, n) if OPERATOR == "lp_mean" else t / s - level
             slope = tl.where(y == 0, 0.0, y * (each / theta / theta))
-    elif OPERATOR == "lse":
+    elif OPERATOR == "log_mean_exp":
         rate = tl.abs(theta)
         size = m + log_one_plus(w / n) / rate
         y = tl.where(theta < 0, -size, size)
@@ -200,8 +200,8 @@ def weight(x, m, theta, kept1, kept2, OPERATOR: tl.constexpr):
         z = exponent(x, m, theta - 1.0, "lp")
         power = tl.where(x < 0, -1.0, 1.0) * tl.exp(z)
         return tl.where(x == 0, 0.0, power * kept1)
-    elif OPERATOR == "lse":
-        return tl.exp(exponent(x, m, theta, "lse")) * kept1
+    elif OPERATOR == "log_mean_exp":
+        return tl.exp(exponent(x, m, theta, "log_mean_exp")) * kept1
     elif OPERATOR == "soft":
         z = exponent(x, m, theta, "soft")
         share = tl.exp(z) * kept1
