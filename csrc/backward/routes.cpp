@@ -56,7 +56,7 @@ class ScatterRoutes {
         first_(first_input(p, tile)),
         inputs_(inputs_of(p, tile)),
         planes_at_once_(p.inner < kTapsAcrossLanes ? smaller(kPlanesAtOnce, planes) : 1),
-        outs_{covering(p.axis[2], tile.lo[2]).lo, covering(p.axis[2], tile.hi[2] - 1).hi},
+        outs_(reaching(p.axis[2], tile.lo[2], tile.hi[2])),
         n_((outs_.hi - outs_.lo) * p.inner),
         columns_(arena.take<Index>(n_)),
         values_(arena.take<T>(kPlanesAtOnce * kChunk)),
@@ -135,10 +135,8 @@ class ScatterRoutes {
 
   // Adds all rows of gradients whose windows reach the tile, in ascending order.
   void add_rows(const View& gy, const View& routing, i64 count) {
-    const auto reaching = [&](int k) {
-      return Range{covering(p_.axis[k], tile_.lo[k]).lo, covering(p_.axis[k], tile_.hi[k] - 1).hi};
-    };
-    const Range depths = reaching(0), heights = reaching(1);
+    const Range depths = reaching(p_.axis[0], tile_.lo[0], tile_.hi[0]);
+    const Range heights = reaching(p_.axis[1], tile_.lo[1], tile_.hi[1]);
     for (i64 od = depths.lo; od < depths.hi; ++od) {
       for (i64 oh = heights.lo; oh < heights.hi; ++oh) {
         const i64 end = smaller(inputs_, end_of_row(od, oh));

@@ -75,7 +75,7 @@ class SplitTiesBackward {
   SplitTiesBackward(const Plan& p, const InputTile& tile, Dense gx, Arena& arena)
       : p_(p),
         tile_(tile),
-        outs_{covering(p.axis[2], tile.lo[2]).lo, covering(p.axis[2], tile.hi[2] - 1).hi},
+        outs_(reaching(p.axis[2], tile.lo[2], tile.hi[2])),
         n_((tile.hi[2] - tile.lo[2]) * p.inner),
         gx_(gx, n_, arena),
         gradients_(arena.take<T>((outs_.hi - outs_.lo) * p.inner)) {}

@@ -106,11 +106,19 @@ class WeightedBackward {
       : p_(p),
         tile_(tile),
         loops_(loops),
-        by_window_(p.inner > 1 || p.axis[2].kernel > 16 || !has_phases(p.axis[2])),
-        phases_(p.axis[2], tile.lo[2], tile.hi[2], !by_window_, arena),
-        inputs_(p.axis[2], tile.lo[2], tile.hi[2], !by_window_, arena),
+        by_taps_(adds_by_taps(p)),
+        outs_(reaching(p.axis[2], tile.lo[2], tile.hi[2])),
         gx_(gx, columns(), arena) {
-    const i64 n = (phases_.outputs().hi - phases_.outputs().lo) * p.inner;
+    if (by_taps_) {
+      const Axis& a = p.axis[2];
+      outs_.lo = smaller(outs_.lo, (tile.lo[2] + a.lo) / a.stride);
+      before_ = tile.lo[2] + a.lo - outs_.lo * a.stride;
+      length_ =
+          larger(outputs() + reach(a) / a.stride + 1, ceil_div(before_ + columns(), a.stride));
+      sums_ = arena.take<A>(length_ * a.stride);
+      inputs_ = arena.take<A>(length_ * a.stride);
+    }
+    const i64 n = outputs() * p.inner;
     gradients_ = arena.take<A>(n);
     for (A*& row : residuals_) row = arena.take<A>(n);
     theta_ = arena.take<A>(n);
@@ -119,38 +127,62 @@ class WeightedBackward {
 
   // theta: one number for each output of a row
   A* theta() { return theta_; }
-  i64 outputs() const { return phases_.outputs().hi - phases_.outputs().lo; }
+  i64 outputs() const { return outs_.hi - outs_.lo; }
 
   void run(const WeightedOperands& from, i64 plane, int whole, i64 target) {
-    const Axis &height = p_.axis[1], &width = p_.axis[2];
+    const Axis& width = p_.axis[2];
+    const i64 n = columns(), s = width.stride;
     whole_ = whole;
+    if (by_taps_) std::fill(inputs_, inputs_ + length_ * s, A(0));
+    i64 at = target + first_input(p_, tile_);
     for (i64 d = tile_.lo[0]; d < tile_.hi[0]; ++d) {
-      for (i64 h = tile_.lo[1]; h < tile_.hi[1]; ++h) {
-        const i64 first = target + ((d * height.in + h) * width.in + tile_.lo[2]) * p_.inner;
-        A* row = gx_.reserve(first, columns());
-        if (by_window_) std::memset(row, 0, static_cast<std::size_t>(columns()) * sizeof(A));
-        else phases_.clear();
+      for (i64 h = tile_.lo[1]; h < tile_.hi[1]; ++h, at += n) {
+        A* row = gx_.reserve(at, n);
         const A* x =
             row_of(*from.x, plane_of(*from.x, plane), p_.inner, d, h, tile_.lo[2], tile_.hi[2], x_);
-        if (!by_window_) inputs_.load(x, A(0));
+        if (by_taps_) {
+          std::fill(sums_, sums_ + length_ * s, A(0));
+          separate_phases(x, s, phases_of(inputs_).rows, n);
+        } else {
+          std::fill(row, row + n, A(0));
+        }
         each_row_holding(p_, d, h, [&](i64 od, i64 oh, i64) {
           read_outputs(from, plane, od, oh);
-          if (by_window_) add_to_row(x, row);
-          else add_to_phases();
+          if (by_taps_) add_by_taps();
+          else add_by_windows(x, row);
         });
-        if (!by_window_) phases_.store(row);
+        if (by_taps_) interleave_phases(phases_of(sums_).rows, s, row, n);
       }
     }
   }
 
  private:
+  // Whether gradients are added tap by tap, not window by window (few outputs, irregular windows).
+  static bool adds_by_taps(const Plan& p) {
+    const Axis& a = p.axis[2];
+    return p.inner == 1 && a.regular() && a.lo >= 0 && a.kernel <= 16 && a.stride <= kMaxPhases &&
+           reach(a) <= a.in;
+  }
+
   i64 columns() const { return (tile_.hi[2] - tile_.lo[2]) * p_.inner; }
+
+  // Where the input `distance` columns behind tap 0 of the first output is stored in a polyphase
+  // row; the one a stride further on follows it.
+  i64 phase_index(i64 distance) const {
+    const i64 s = p_.axis[2].stride;
+    return distance % s * length_ + distance / s;
+  }
+  // The phases of a polyphase row, that of the first input of the tile first.
+  Phases<A> phases_of(A* row) const {
+    Phases<A> phases;
+    for (i64 k = 0; k < p_.axis[2].stride; ++k) phases.rows[k] = row + phase_index(before_ + k);
+    return phases;
+  }
 
   // Reads the gradients and residuals of output row (od, oh).
   void read_outputs(const WeightedOperands& from, i64 plane, i64 od, i64 oh) {
-    const Range outs = phases_.outputs();
     const auto row = [&](const View& v, auto* buffer) {
-      return row_of(v, plane_of(v, plane), p_.inner, od, oh, outs.lo, outs.hi, buffer);
+      return row_of(v, plane_of(v, plane), p_.inner, od, oh, outs_.lo, outs_.hi, buffer);
     };
     gradient_row_ = row(*from.gy, gradients_);
     for (int k = 0; k < loops_.residuals; ++k)
@@ -189,17 +221,18 @@ class WeightedBackward {
     });
   }
 
-  void add_to_phases() {
-    for (i64 kw = p_.axis[2].kernel - 1; kw >= 0; --kw)
-      (this->*loops_.windows)(phases_.at(kw), inputs_.at(kw), 0, outputs());
+  void add_by_taps() {
+    for (i64 kw = p_.axis[2].kernel - 1; kw >= 0; --kw) {
+      const i64 at = phase_index(kw * p_.axis[2].dilation);
+      (this->*loops_.windows)(sums_ + at, inputs_ + at, 0, outputs());
+    }
   }
 
-  void add_to_row(const A* x, A* row) {
+  void add_by_windows(const A* x, A* row) {
     const Axis& width = p_.axis[2];
     const i64 lo = tile_.lo[2], inner = p_.inner;
     each_window_part(
-        width, phases_.outputs(), lo, tile_.hi[2],
-        [&](i64 output, const Span& s, i64 first, i64 end) {
+        width, outs_, lo, tile_.hi[2], [&](i64 output, const Span& s, i64 first, i64 end) {
           const auto at = [&](i64 t) { return (s.begin + t * width.dilation - lo) * inner; };
           if (inner == 1 && width.dilation == 1) {
             (this->*loops_.window)(row + at(first), x + at(first), output, end - first);
@@ -213,8 +246,10 @@ class WeightedBackward {
   const Plan& p_;
   const InputTile tile_;
   const InnerLoops loops_;
-  const bool by_window_;  // adds window by window (few outputs, irregular windows), not tap by tap
-  Phases<A> phases_, inputs_;
+  const bool by_taps_;
+  Range outs_;                   // the outputs of a row whose windows reach the tile
+  i64 before_ = 0, length_ = 0;  // distance of the first input of the tile; elements of a phase
+  A *sums_ = nullptr, *inputs_ = nullptr;  // polyphase rows
   RowWriter<A> gx_;
   int whole_ = 0;
   A *gradients_, *residuals_[kMaxResiduals], *theta_, *x_;
