@@ -4,7 +4,6 @@
 
 #include "backward/packed_routes.hpp"
 #include "backward/register_blocked.hpp"
-#include "backward/register_blocked_channels_last.hpp"
 #include "backward/split_ties.hpp"
 #include "backward/unpool.hpp"
 #include "base/common.hpp"
@@ -277,10 +276,8 @@ void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
     if constexpr (!kGeneralOnly) {
-      if (algorithm == Algorithm::register_blocked_backward)
+      if (algorithm != Algorithm::scatter_routes)
         return run_backward<RegisterBlockedBackward<A>>(work, gy, routes, gx);
-      if (algorithm == Algorithm::register_blocked_channels_last_backward)
-        return run_backward<RegisterBlockedChannelsLastBackward<A>>(work, gy, routes, gx);
     }
     by_route(routes.dtype, [&](auto r) {
       using Backward = ScatterRoutes<A, decltype(r)>;
