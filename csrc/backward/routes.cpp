@@ -337,14 +337,14 @@ void jvp(const Work& work, const View& x, const View& routes, Dense y) {
                   [&](i64 plane, i64 first, const i64* offsets, i64 n) {
                     const S* from = reinterpret_cast<const S*>(plane_of(x, plane));
                     A tangents[kChunk];
-                    for (i64 begin = 0; begin < n; begin += kChunk) {
-                      const i64 count = smaller(kChunk, n - begin);
-                      for (i64 i = 0; i < count; ++i) {
-                        const i64 offset = offsets[begin + i];
-                        tangents[i] = A(0);
-                        if (offset != kNoInput) widen_run(from + offset, tangents + i, 1);
+                    for (i64 i = 0, count; i < n; i += count) {
+                      count = smaller(kChunk, n - i);
+                      for (i64 j = 0; j < count; ++j) {
+                        tangents[j] = A(0);
+                        if (offsets[i + j] != kNoInput)
+                          widen_run(from + offsets[i + j], tangents + j, 1);
                       }
-                      write(y, plane * p.out_plane() + first + begin, tangents, count);
+                      write(y, plane * p.out_plane() + first + i, tangents, count);
                     }
                   });
     });
@@ -378,22 +378,11 @@ void split_jvp(const Work& work, const View& tangent, const std::uint8_t* winner
   by_sum(tangent.dtype, [&](auto a) {
     using A = decltype(a);
     over_outputs(
-        work, [&](const Tile&, Arena& arena) { return TieRows<A>(p, arena); },
-        [&](TieRows<A>& rows, i64 plane, const Tile& tile) {
-          split_ties_jvp<A>(p, tile, tangent, plane_of(tangent, plane),
-                            winners + plane * p.out_plane() * p.winner_bytes(), rows, y,
-                            plane * p.out_plane());
+        work, [&](const Tile& tile, Arena& arena) { return TieRows<A>(p, tile, arena); },
+        [&](TieRows<A>& rows, i64 plane, const Tile&) {
+          split_ties_jvp(rows, tangent, winners, p.winner_bytes(), y, plane);
         });
   });
-}
-
-void pack_routes(const PackedRows& p, const std::uint8_t* from, std::uint8_t* to, int threads) {
-  if (p.bits == 2) pack<2>(p, from, to, threads);
-  else pack<4>(p, from, to, threads);
-}
-void unpack_routes(const PackedRows& p, const std::uint8_t* from, std::uint8_t* to, int threads) {
-  if (p.bits == 2) unpack<2>(p, from, to, threads);
-  else unpack<4>(p, from, to, threads);
 }
 
 }  // namespace
