@@ -25,10 +25,6 @@ inline Range reaching(const Axis& a, i64 lo, i64 hi) {
 // Polyphase rows: columns that are congruent modulo the stride (a phase) are neighbours in memory,
 // so that one vector holds the same tap of neighbouring outputs.
 inline constexpr i64 kMaxPhases = 64, kMaxUnrolledPhases = 8;
-template <class T>
-struct Phases {
-  T* rows[kMaxPhases];
-};
 
 // Computes to[k][i] = from[i * phases + k] for a row of n elements.
 template <class T>

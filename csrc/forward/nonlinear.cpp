@@ -134,15 +134,19 @@ void backward(const Work& work, NonlinearOp kind, const View& gy, const View& x,
   (void)choose({.task = Task::weights_backward, .plan = work.plan});  // there is one algorithm
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
-    const WeightedOperands from{&gy, &x, residuals};
-    const int whole = common_integer_power<A>(kind, theta);
     using Backward = WeightedBackward<A>;
     const auto loops = kind == NonlinearOp::lse ? Backward::template loops<ExponentialWeight<A>>()
                        : kind == NonlinearOp::soft ? Backward::template loops<SoftWeight<A>>()
                        : kind == NonlinearOp::expected
                            ? Backward::template loops<PositiveWeight<A>>()
                            : Backward::template loops<PowerWeight<A>>();
-    weighted_backward<A>(work, from, theta, whole, loops, gx);
+    const WeightedOperands from{&gy, &x, residuals, theta, common_integer_power<A>(kind, theta)};
+    over_inputs(
+        work,
+        [&](const InputTile& tile, Arena& arena) {
+          return Backward(*work.plan, tile, gx, loops, from, arena);
+        },
+        [&](Backward& state, i64 plane, const InputTile&) { state.run(plane); }, true);
   });
 }
 
