@@ -49,6 +49,20 @@ Settings<A> make_settings(const Loops<A>* loops, NonlinearOp kind, const A* thet
   return {loops, theta, kind, whole, mean, sensitive, t, w, slope};
 }
 
+// Returns p if it is the same whole number of 1 to 4 for all channels, else 0.
+template <class A>
+int common_integer_power(NonlinearOp kind, Parameter theta) {
+  if (kind != NonlinearOp::lp && kind != NonlinearOp::lp_mean) return 0;
+  const A* values = static_cast<const A*>(theta.values);
+  for (i64 i = 0; i < theta.count; ++i) {
+    if (values[i] != values[0]) return 0;
+  }
+  for (int whole = 1; whole <= 4; ++whole) {
+    if (values[0] == static_cast<A>(whole)) return whole;
+  }
+  return 0;
+}
+
 // The largest term of a window, and sums of terms relative to it.
 template <class V>
 struct ScaledSums {

@@ -1,13 +1,15 @@
 // Scatter of weighted gradients, the backward pass of nonlinear reductions: adds the gradient of
 // each output, times the derivative of the output by the input, to every input of its window.
-#pragma once
-
+// Compiled once per instruction set.
 #include "backward/tiles.hpp"
+#include "base/common.hpp"
+#include "choose.hpp"
 #include "forward/row_writer.hpp"
 #include "geometry/partition.hpp"
 #include "operators/nonlinear.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
+namespace {
 
 // What a backward pass reads.
 struct WeightedOperands {
@@ -182,5 +184,28 @@ class WeightedBackward {
   A *gradients_, *residuals_[kMaxResiduals], *theta_, *x_;
   const A *gradient_row_ = nullptr, *residual_rows_[kMaxResiduals] = {};
 };
+
+}  // namespace
+
+void nonlinear_backward(const Work& work, NonlinearOp kind, const View& gy, const View& x,
+                        Parameter theta, const View* residuals, Dense gx) {
+  (void)choose({.task = Task::weights_backward, .plan = work.plan});  // there is one algorithm
+  by_sum(gy.dtype, [&](auto a) {
+    using A = decltype(a);
+    using Backward = WeightedBackward<A>;
+    const auto loops = kind == NonlinearOp::lse ? Backward::template loops<ExponentialWeight<A>>()
+                       : kind == NonlinearOp::soft ? Backward::template loops<SoftWeight<A>>()
+                       : kind == NonlinearOp::expected
+                           ? Backward::template loops<PositiveWeight<A>>()
+                           : Backward::template loops<PowerWeight<A>>();
+    const WeightedOperands from{&gy, &x, residuals, theta, common_integer_power<A>(kind, theta)};
+    over_inputs(
+        work,
+        [&](const InputTile& tile, Arena& arena) {
+          return Backward(*work.plan, tile, gx, loops, from, arena);
+        },
+        [&](Backward& state, i64 plane, const InputTile&) { state.run(plane); }, true);
+  });
+}
 
 }  // namespace poolgrad::inline POOLGRAD_ISA
