@@ -208,8 +208,8 @@ class RegisterBlockedBackward {
         });
   }
 
-  // Computes all pixels of a block of rows, which begins at a multiple of S: a vector of channels
-  // of S columns at a time. first: the first line of outputs; another pixel is one step further on.
+  // Computes all pixels of a block of rows, a vector of channels of S columns at a time. At the
+  // edges of the planes, loads and stores are masked. first: the first line of outputs.
   template <i64 K, i64 S>
   POOLGRAD_LOOP void compute_channels(const Operand& from, i64 first) const {
     using V = Vec<T, static_cast<int>(kLanesOf<T>)>;

@@ -11,7 +11,9 @@ template <class T>
 class TieRows {
  public:
   TieRows(const Plan& p, const Tile& tile, Arena& arena)
-      : p_(p), tile_(tile), inputs_(arena.take<T>(p.axis[2].in * p.inner)),
+      : p_(p),
+        tile_(tile),
+        inputs_(arena.take<T>(p.axis[2].in * p.inner)),
         outputs_(arena.take<T>(p.out_row())) {}
 
   // Calls row(od, oh, first output, bits) for each row of outputs of a plane; bits: of its windows.
@@ -50,8 +52,8 @@ class TieRows {
   void mark(const View& x, const View& y, bool positive, std::uint8_t* winners, i64 plane) const {
     const i64 bytes = p_.winner_bytes();
     each_row(winners, plane, [&](i64 od, i64 oh, i64, std::uint8_t* bits) {
-      const T* const best = row_of(y, plane_of(y, plane), p_.inner, od, oh, tile_.lo[2],
-                                   tile_.hi[2], outputs_);
+      const T* const best =
+          row_of(y, plane_of(y, plane), p_.inner, od, oh, tile_.lo[2], tile_.hi[2], outputs_);
       std::memset(bits, 0, static_cast<std::size_t>(length() * bytes));
       each_tap(x, plane, od, oh, [&](i64 output, i64 tap, T value) {
         std::uint8_t* const window = bits + output * bytes;
