@@ -60,7 +60,7 @@ class GatherShares {
         nontemporal_(repeats_ &&
                      gx_.choose_nontemporal(n_, p.outer * p.in_plane() * i64{sizeof(T)})) {
     const Axis& a = p.axis[2];
-    outputs_ = {covering(a, tile.lo[2]).lo, covering(a, tile.hi[2] - 1).hi};
+    outputs_ = reaching(a, tile.lo[2], tile.hi[2]);
     if (by_taps_) {
       outputs_.lo = floor_div(tile.lo[2] + a.lo, a.stride) - reach(a) / a.stride;
       outputs_.hi = floor_div(tile.hi[2] - 1 + a.lo, a.stride) + 1;
@@ -100,7 +100,6 @@ class GatherShares {
  private:
   static constexpr i64 kMaxSlots = 64;    // rows of shares that are stored
   static constexpr i64 kRowsAtOnce = 3;   // rows that are added at a time
-  static constexpr i64 kMaxStride = 8;    // of polyphase rows
   static constexpr i64 kMaxMargin = 256;  // outputs beyond the ends of a row
 
   // The inputs that are congruent modulo the stride, and the outputs that they are computed from.
@@ -110,7 +109,7 @@ class GatherShares {
 
   static bool adds_by_taps(const Plan& p) {
     const Axis& a = p.axis[2];
-    return a.regular() && a.stride <= (p.inner > 1 ? 1 : kMaxStride) &&
+    return a.regular() && a.stride <= (p.inner > 1 ? 1 : kMaxUnrolledPhases) &&
            max_windows(a) <= kMaxInverseTaps && reach(a) / a.stride <= kMaxMargin;
   }
 
@@ -217,30 +216,13 @@ class GatherShares {
     if (!sums) return;
     if (!by_taps_) return add_windows(sums, row);
     if (stride == 1) return add_phase(phases_[0], sums, row);
-    const T* from[kMaxStride] = {};  // the inputs of each phase
+    const T* from[kMaxUnrolledPhases] = {};  // the inputs of each phase
     for (i64 k = 0; k < smaller(stride, n_); ++k) {
       from[k] = phase_rows_ + k * n_;
       if (stride > 2 && phases_[k].count == 1) from[k] = sums + phases_[k].shift[0];
       else add_phase(phases_[k], sums, phase_rows_ + k * n_);
     }
-    const i64 groups = n_ / stride;
-    if (stride == 2) interleave_rows(from[0], from[1], row, groups);
-    else interleave_phases(from, stride, row, groups);
-    for (i64 k = 0; k < n_ % stride; ++k) row[groups * stride + k] = from[k][groups] + T(0);
-  }
-
-  // Adds 0, so that -0.0 becomes 0.0, as in sums that begin with 0.
-  template <i64 Stride = 3>
-  static void interleave_phases(const T* const* from, i64 stride, T* row, i64 groups) {
-    if constexpr (Stride < kMaxStride) {
-      if (stride > Stride) return interleave_phases<Stride + 1>(from, stride, row, groups);
-    }
-    const T* phases[Stride];
-    std::copy(from, from + Stride, phases);
-    for (i64 i = 0; i < groups; ++i, row += Stride) {
-      POOLGRAD_UNROLL
-      for (i64 k = 0; k < Stride; ++k) row[k] = phases[k][i] + T(0);
-    }
+    interleave_phases(from, stride, row, n_);
   }
 
   // Computes the inputs of a phase.
@@ -295,7 +277,7 @@ class GatherShares {
   Range* heights_;  // the output rows that hold a row of inputs
   i64* keys_;       // the row that is stored in each slot
   T *shares_, *sums_, *divisors_, *phase_rows_;
-  Phase phases_[kMaxStride];
+  Phase phases_[kMaxUnrolledPhases];
   bool ready_ = false;
   const View* gy_ = nullptr;
   const char* plane_ = nullptr;

@@ -43,41 +43,20 @@ V unpack_bytes(V packed, bool nowhere) {
   return v | ((ones << 8) - ones);
 }
 
-// Packs and unpacks rows of pixels of one number each.
+// Packs n pixels of `inner` numbers each.
 template <int Bits>
-POOLGRAD_LOOP void pack_row(const std::uint8_t* from, std::uint8_t* to, i64 n) {
-  constexpr int W = kVectorBytes / static_cast<int>(sizeof(Unpacked<Bits>));
-  using V = Vec<Unpacked<Bits>, W>;
+POOLGRAD_LOOP void pack(const std::uint8_t* from, std::uint8_t* to, i64 n, i64 inner) {
+  constexpr i64 kCount = kNumbersPerByte<Bits>;
   i64 i = 0;
-  for (; i + W * kNumbersPerByte<Bits> <= n; i += W * kNumbersPerByte<Bits>, to += W) {
-    store(to, convert<std::uint8_t>(pack_bytes<Bits>(load<V>(from + i))));
+  if (inner == 1) {
+    lanes<Unpacked<Bits>>(n / kCount, [&](auto w, i64 byte) {
+      const auto v = load<Vec<Unpacked<Bits>, w()>>(from + byte * kCount);
+      store(to + byte, convert<std::uint8_t>(pack_bytes<Bits>(v)));
+    });
+    i = n / kCount * kCount, to += n / kCount;
   }
-  for (; i < n; i += kNumbersPerByte<Bits>) {
-    Vec<Unpacked<Bits>, 1> v{};
-    std::memcpy(&v, from + i, static_cast<std::size_t>(smaller(kNumbersPerByte<Bits>, n - i)));
-    *to++ = static_cast<std::uint8_t>(pack_bytes<Bits>(v)[0]);
-  }
-}
-template <int Bits>
-POOLGRAD_LOOP void unpack_row(const std::uint8_t* from, std::uint8_t* to, i64 n, bool nowhere) {
-  constexpr int W = kVectorBytes / static_cast<int>(sizeof(Unpacked<Bits>));
-  i64 i = 0;
-  for (; i + W * kNumbersPerByte<Bits> <= n; i += W * kNumbersPerByte<Bits>, from += W) {
-    store(to + i,
-          unpack_bytes<Bits>(convert<Unpacked<Bits>>(load<Vec<std::uint8_t, W>>(from)), nowhere));
-  }
-  for (; i < n; i += kNumbersPerByte<Bits>) {
-    const auto v = unpack_bytes<Bits>(Vec<Unpacked<Bits>, 1>{*from++}, nowhere);
-    std::memcpy(to + i, &v, static_cast<std::size_t>(smaller(kNumbersPerByte<Bits>, n - i)));
-  }
-}
-
-// Packs and unpacks rows of pixels of several numbers each.
-template <int Bits>
-POOLGRAD_LOOP void pack_pixels(const std::uint8_t* from, std::uint8_t* to, i64 n, i64 inner) {
-  for (i64 i = 0; i < n; i += kNumbersPerByte<Bits>, to += inner) {
-    const i64 last = smaller(kNumbersPerByte<Bits>, n - i);
-    for (i64 j = 0; j < last; ++j) {
+  for (; i < n; i += kCount, to += inner) {
+    for (i64 j = 0; j < smaller(kCount, n - i); ++j) {
       const std::uint8_t* pixel = from + (i + j) * inner;
       for (i64 c = 0; c < inner; ++c) {
         const auto bits = static_cast<std::uint8_t>((pixel[c] & ((1 << Bits) - 1)) << (j * Bits));
@@ -86,15 +65,27 @@ POOLGRAD_LOOP void pack_pixels(const std::uint8_t* from, std::uint8_t* to, i64 n
     }
   }
 }
+
+// Unpacks n pixels of `inner` numbers each.
 template <int Bits>
-POOLGRAD_LOOP void unpack_pixels(const std::uint8_t* from, std::uint8_t* to, i64 n, i64 inner,
-                                 bool nowhere) {
+POOLGRAD_LOOP void unpack(const std::uint8_t* from, std::uint8_t* to, i64 n, i64 inner,
+                          bool nowhere) {
+  constexpr i64 kCount = kNumbersPerByte<Bits>;
   constexpr std::uint8_t kOnes = (1 << Bits) - 1;
-  for (i64 i = 0; i < n; i += kNumbersPerByte<Bits>, from += inner) {
-    for (i64 j = 0; j < smaller(kNumbersPerByte<Bits>, n - i); ++j, to += inner) {
+  i64 i = 0;
+  if (inner == 1) {
+    lanes<Unpacked<Bits>>(n / kCount, [&](auto w, i64 byte) {
+      const auto v = convert<Unpacked<Bits>>(load<Vec<std::uint8_t, w()>>(from + byte));
+      store(to + byte * kCount, unpack_bytes<Bits>(v, nowhere));
+    });
+    i = n / kCount * kCount, from += n / kCount;
+  }
+  for (; i < n; i += kCount, from += inner) {
+    for (i64 j = 0; j < smaller(kCount, n - i); ++j) {
+      std::uint8_t* pixel = to + (i + j) * inner;
       for (i64 c = 0; c < inner; ++c) {
         const auto v = static_cast<std::uint8_t>(from[c] >> (j * Bits) & kOnes);
-        to[c] = nowhere && v == kOnes ? std::uint8_t{0xFF} : v;
+        pixel[c] = nowhere && v == kOnes ? std::uint8_t{0xFF} : v;
       }
     }
   }
@@ -117,18 +108,17 @@ void over_pieces(const PackedRows& p, int threads, F&& each) {
   });
 }
 
-template <int Bits>
-void pack(const PackedRows& p, const std::uint8_t* from, std::uint8_t* to, int threads) {
-  over_pieces(p, threads, [&](i64 number, i64 byte, i64 n) {
-    if (p.inner == 1) pack_row<Bits>(from + number, to + byte, n);
-    else pack_pixels<Bits>(from + number, to + byte, n, p.inner);
-  });
+inline void pack_routes(const PackedRows& p, const std::uint8_t* from, std::uint8_t* to,
+                        int threads) {
+  const auto run = p.bits == 2 ? pack<2> : pack<4>;
+  over_pieces(p, threads,
+              [&](i64 number, i64 byte, i64 n) { run(from + number, to + byte, n, p.inner); });
 }
-template <int Bits>
-void unpack(const PackedRows& p, const std::uint8_t* from, std::uint8_t* to, int threads) {
+inline void unpack_routes(const PackedRows& p, const std::uint8_t* from, std::uint8_t* to,
+                          int threads) {
+  const auto run = p.bits == 2 ? unpack<2> : unpack<4>;
   over_pieces(p, threads, [&](i64 number, i64 byte, i64 n) {
-    if (p.inner == 1) unpack_row<Bits>(from + byte, to + number, n, p.nowhere);
-    else unpack_pixels<Bits>(from + byte, to + number, n, p.inner, p.nowhere);
+    run(from + byte, to + number, n, p.inner, p.nowhere);
   });
 }
 

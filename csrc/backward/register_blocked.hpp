@@ -1,6 +1,7 @@
 // Register-blocked gradients of maxima of small windows: computes several rows of input gradients
-// at once. A vector moves down the columns of the outputs; each gradient and its route are read
-// once, and the gradient is added, in registers, to the input that the route names.
+// at once. A vector of neighbouring columns or, with channels last, of the channels of a pixel
+// moves down the rows of outputs; each gradient and its route are read once, and the gradient is
+// added, in registers, to the input that the route names.
 #pragma once
 
 #include "backward/tiles.hpp"
@@ -10,26 +11,32 @@
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
-// Windows of K x K or 1 x K inputs, which do not overlap along the depth.
+// Windows of K x K or 1 x K inputs, which do not overlap along the depth. With channels last:
+// windows of K x K inputs in planes without a depth, and gradients and routes that are read in
+// place.
 template <class T>
 class RegisterBlockedBackward {
  public:
   RegisterBlockedBackward(const Plan& p, const InputTile& tile, Dense gx, Arena& arena)
       : p_(p),
         tile_(tile),
-        n_(tile.hi[2] - tile.lo[2]),
+        has_channels_(p.inner > 1),
+        n_((tile.hi[2] - tile.lo[2]) * p.inner),
         begin_(tile.lo[2] + p.axis[2].lo),
-        max_rows_(larger(p.axis[1].stride, smaller(kMaxRows, kBlockBytes / (n_ * i64{sizeof(T)})))),
+        max_rows_(has_channels_ ? kMaxChannelsLastStrides * p.axis[1].stride
+                                : larger(p.axis[1].stride,
+                                         smaller(kMaxRows, kBlockBytes / (n_ * i64{sizeof(T)})))),
         gx_(gx, max_rows_ * n_, arena),
-        nontemporal_(n_ == p.axis[2].in &&
-                     gx_.choose_nontemporal(n_, p.outer * p.in_plane() * i64{sizeof(T)})) {
+        nontemporal_(n_ == p.axis[2].in * p.inner &&
+                     gx_.choose_nontemporal(has_channels_ ? p.inner : n_,
+                                            p.outer * p.in_plane() * i64{sizeof(T)})) {
     const Axis &height = p.axis[1], &width = p.axis[2];
     first_ = ceil_div(begin_ - width.kernel + 1, width.stride);
-    end_ = floor_div(begin_ + n_ - 1, width.stride) + 1;
+    end_ = floor_div(begin_ + tile.hi[2] - tile.lo[2] - 1, width.stride) + 1;
     valid_.lo = smaller(width.out, larger(0, first_));
     valid_.hi = larger(valid_.lo, smaller(width.out, end_));
     pitch_ = ceil_div(end_ - first_, kMargin) * kMargin;
-    copied_ = ((max_rows_ + height.kernel) / height.stride + 2) * pitch_;
+    copied_ = has_channels_ ? 0 : ((max_rows_ + height.kernel) / height.stride + 2) * pitch_;
     gradients_ = arena.take<T>(copied_);
     routes_ = arena.take<std::uint8_t>(copied_);
     wide_routes_ = arena.take<u32>(pitch_);
@@ -47,14 +54,16 @@ class RegisterBlockedBackward {
     i64 at = plane * p_.in_plane() + first_input(p_, tile_);
     for (i64 d = tile_.lo[0]; d < tile_.hi[0]; ++d) {
       for (i64 h = tile_.lo[1], count; h < tile_.hi[1]; h += count, at += count * n_) {
-        count = smaller(max_rows_, tile_.hi[1] - h);
+        count = smaller(max_rows_ - phase_of(p_.axis[1], h), tile_.hi[1] - h);
         compute_block(operand, d, h, count, gx_.reserve(at, count * n_, false));
       }
     }
   }
 
  private:
-  static constexpr i64 kMaxRows = 16, kMargin = 64;
+  // kMaxChannelsLastStrides: rows of a block with channels last, in strides. More rows would map to
+  // the same sets of the first-level cache.
+  static constexpr i64 kMaxRows = 16, kMaxChannelsLastStrides = 2, kMargin = 64;
 
   // Lines of gradients and of routes from output `first_` on, and their distances.
   struct Lines {
@@ -67,6 +76,23 @@ class RegisterBlockedBackward {
     const View &gy, &routing;
     const char *gradients, *routes;
   };
+  // The gradients of a vector of outputs, and their routes.
+  template <class V>
+  struct Routed {
+    V gradient;
+    Vec<WideRoute<T>, static_cast<int>(sizeof(V) / sizeof(T))> route;
+  };
+  template <class V>
+  static Routed<V> load_routed(const T* gradients, const std::uint8_t* routes) {
+    constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
+    return {load<V>(gradients), convert<WideRoute<T>>(load<Vec<std::uint8_t, W>>(routes))};
+  }
+
+  // Distance of input i from the last multiple of the stride, counted from the begin of the
+  // padding.
+  static i64 phase_of(const Axis& a, i64 i) {
+    return i + a.lo - floor_div(i + a.lo, a.stride) * a.stride;
+  }
 
   // Computes inputs h ... h + count at depth d.
   void compute_block(const Operand& from, i64 d, i64 h, i64 count, T* to) {
@@ -75,15 +101,17 @@ class RegisterBlockedBackward {
     const i64 depth_tap = depths.lo < depths.hi ? tap_of(depth, span_of(depth, depths.lo), d) : -1;
     if (depth_tap < 0) return std::fill(to, to + count * n_, T(0));
     const u32 tap = static_cast<u32>(depth_tap * height.kernel * width.kernel);
-    const i64 begin = h + height.lo;
-    const i64 first = ceil_div(begin - height.kernel + 1, height.stride);
-    const i64 lines = floor_div(begin + count - 1, height.stride) + 1 - first;
-    const Lines source = lines_of(from, depths.lo, first, lines);
+    const i64 begin = h + height.lo, before = (height.kernel - 1) / height.stride;
+    const i64 first = floor_div(begin, height.stride) - before;
+    const i64 lines = has_channels_ ? before + kMaxChannelsLastStrides
+                                    : floor_div(begin + count - 1, height.stride) + 1 - first;
     for (i64 j = 0; j < lines * height.stride; ++j) {
       const i64 row = first * height.stride + j - begin;
       rows_[j] = row >= 0 && row < count ? to + row * n_ : discarded_;
     }
+    const Lines source = has_channels_ ? Lines{} : lines_of(from, depths.lo, first, lines);
     by_shape(width, [&](auto kernel, auto stride) {
+      if (has_channels_) return compute_channels<kernel(), stride()>(from, first);
       by_width<T>(n_ / stride, [&](auto w) {
         if (height.kernel == 1) compute_columns<1, kernel(), stride(), w()>(source, tap, lines);
         else compute_columns<kernel(), kernel(), stride(), w()>(source, tap, lines);
@@ -141,68 +169,148 @@ class RegisterBlockedBackward {
     constexpr i64 kColumns = S * W;
     for (i64 i = 0; i < n_; i += kColumns) {
       const i64 column = smaller(i, n_ - kColumns);
-      if ((column + begin_) % S == 0) accumulate<Height, K, S, 0, W>(column, i, source, tap, lines);
-      else accumulate<Height, K, S, S - 1, W>(column, i, source, tap, lines);
+      if ((column + begin_) % S == 0)
+        compute_vectors<Height, K, S, 0, W>(column, i, source, tap, lines);
+      else compute_vectors<Height, K, S, S - 1, W>(column, i, source, tap, lines);
     }
   }
 
   // Computes the inputs from `column` on of all rows, W of each phase (column modulo S); those
-  // before `from` are complete. P: the first phase, 0 or S - 1. Adds in ascending order of outputs.
+  // before `from` are complete. P: the first phase, 0 or S - 1.
   template <i64 Height, i64 K, i64 S, i64 P, i64 W>
-  POOLGRAD_LOOP void accumulate(i64 column, i64 from, Lines source, u32 tap, i64 lines) const {
+  POOLGRAD_LOOP void compute_vectors(i64 column, i64 from, Lines source, u32 tap, i64 lines) const {
     constexpr i64 kStep = Height == 1 ? 1 : S;  // stride of the height
     using V = Vec<T, static_cast<int>(W)>;
-    using Routes = Vec<WideRoute<T>, static_cast<int>(W)>;
     const i64 base = floor_div(column + begin_, S) - first_;
-    const T* g = source.gradients + base;
-    const std::uint8_t* r = source.routes + base;
+    const T* const g = source.gradients + base;
+    const std::uint8_t* const r = source.routes + base;
+    const bool nontemporal = S * W * sizeof(T) % kLineBytes == 0 && nontemporal_;
+    accumulate<Height, K, S, P, V>(
+        tap, lines,
+        [&](i64 q, i64 output) {
+          return load_routed<V>(g + q * source.gradient_pitch + output,
+                                r + q * source.route_pitch + output);
+        },
+        [&](i64 row, const V* sums) {
+          T* const to = rows_[row] + column;
+          V columns[S];
+          if constexpr (S == 1) columns[0] = sums[0];
+          else interleave(sums[0], sums[1], columns);
+          POOLGRAD_UNROLL
+          for (i64 c = 0; c < S; ++c) {
+            if (nontemporal && to != discarded_ + column) {
+              if (column + c * W >= from) store_nontemporal(to + c * W, columns[c]);
+            } else {
+              prefetch(to + lines * kStep * n_ + c * W);
+              store(to + c * W, columns[c]);
+            }
+          }
+        });
+  }
+
+  // Computes all pixels of a block of rows, a vector of channels of S columns at a time. At the
+  // edges of the planes, loads and stores are masked. first: the first line of outputs.
+  template <i64 K, i64 S>
+  POOLGRAD_LOOP void compute_channels(const Operand& from, i64 first) const {
+    using V = Vec<T, static_cast<int>(kLanesOf<T>)>;
+    constexpr i64 kBefore = (K - 1) / S, kLines = kBefore + kMaxChannelsLastStrides;
+    const i64 channels = p_.inner, in = p_.axis[2].in, out = p_.axis[2].out;
+    const i64 gradient_line = from.gy.height, gradient_pixel = from.gy.width;
+    const i64 route_line = from.routing.height, route_pixel = from.routing.width;
+    const T* const g = reinterpret_cast<const T*>(from.gradients) + first * gradient_line;
+    const std::uint8_t* const r =
+        reinterpret_cast<const std::uint8_t*>(from.routes) + first * route_line;
+    const i64 lo = -first, hi = p_.axis[1].out - first;  // lines that exist
+    T* rows[kLines * S];
+    std::copy(rows_, rows_ + kLines * S, rows);
+    const bool nontemporal = kVectorBytes % kLineBytes == 0 && nontemporal_;
+    const auto pixels = [&](i64 b, auto edge) __attribute__((always_inline)) {
+      const i64 column = b * S - begin_;
+      for (i64 c = 0; c < channels; c += kLanesOf<T>) {
+        const i64 channel = smaller(c, channels - kLanesOf<T>);
+        accumulate<K, K, S, 0, V>(
+            0, Const<kLines>{},
+            [&](i64 q, i64 output) {
+              const i64 ow = b + output;
+              if (edge && (q < lo || q >= hi || ow < 0 || ow >= out)) return Routed<V>{};
+              const T* const gradients = g + q * gradient_line + ow * gradient_pixel + channel;
+              const std::uint8_t* const routes = r + q * route_line + ow * route_pixel + channel;
+              if (output == 0) {
+                prefetch(gradients + kPrefetchElements<T>);
+                prefetch(routes + kPrefetchElements<T>);
+              }
+              return load_routed<V>(gradients, routes);
+            },
+            [&](i64 row, const V* sums) {
+              if (row < kBefore * S || rows[row] == discarded_) return;
+              POOLGRAD_UNROLL
+              for (i64 k = 0; k < S; ++k) {
+                if (edge && (column + k < 0 || column + k >= in)) continue;
+                T* const to = rows[row] + (column + k) * channels + channel;
+                if (nontemporal) {
+                  store_nontemporal(to, sums[k]);
+                } else {
+                  prefetch(to + kPrefetchElements<T>);
+                  store(to, sums[k]);
+                }
+              }
+            });
+      }
+    };
+    const bool full = lo <= 0 && kLines <= hi;
+    const i64 full_lo = larger(kBefore, ceil_div(begin_, S));
+    const i64 full_hi = smaller(out, floor_div(begin_ + in, S));
+    for (i64 b = floor_div(begin_, S); b < end_; ++b) {
+      if (full && b >= full_lo && b < full_hi) pixels(b, std::false_type{});
+      else pixels(b, std::true_type{});
+    }
+  }
+
+  // Adds gradients to the inputs of S columns, whose first one has phase P (column modulo S), of
+  // all rows, in ascending order of outputs. load(line, output) returns gradients of a line of
+  // outputs; output 0 is the one whose window begins at phase 0 of these columns. store(row, sums)
+  // stores a row of inputs. lines: may be a compile-time constant.
+  template <i64 Height, i64 K, i64 S, i64 P, class V, class Lines, class Load, class Store>
+  POOLGRAD_INLINE static void accumulate(u32 tap, Lines lines, Load&& load, Store&& store) {
+    constexpr i64 kStep = Height == 1 ? 1 : S;  // stride of the height
+    using Routes = decltype(Routed<V>::route);
     Routes taps[Height][K];
     POOLGRAD_UNROLL
     for (i64 k = 0; k < Height * K; ++k)
       taps[k / K][k % K] = Routes{} + (tap + static_cast<u32>(k));
-    const bool nontemporal = S * W * sizeof(T) % kLineBytes == 0 && nontemporal_;
     V sums[Height][S]{};
-    for (i64 q = 0; q < lines; ++q, g += source.gradient_pitch, r += source.route_pitch) {
+    const auto add_line = [&](i64 q) __attribute__((always_inline)) {
       POOLGRAD_UNROLL
-      for (i64 c = 0; c < S; ++c) {
+      for (i64 output = -((K - 1 - P) / S); output <= (S - 1 + P) / S; ++output) {
+        const Routed<V> from = load(q, output);
         POOLGRAD_UNROLL
-        for (i64 k = K - 1; k >= 0; --k) {
-          if ((c + P - k) % S != 0) continue;
-          const i64 output = (c + P - k) / S;
-          const V gradient = load<V>(g + output);
-          const Routes route =
-              convert<WideRoute<T>>(load<Vec<std::uint8_t, static_cast<int>(W)>>(r + output));
-          POOLGRAD_UNROLL
-          for (i64 j = 0; j < Height; ++j) sums[j][c] += route == taps[j][k] ? gradient : V{};
+        for (i64 j = 0; j < Height * S; ++j) {
+          const i64 c = j % S, k = c + P - output * S;
+          if (k < 0 || k >= K) continue;
+          sums[j / S][c] += from.route == taps[j / S][k] ? from.gradient : V{};
         }
       }
       POOLGRAD_UNROLL
-      for (i64 j = 0; j < kStep; ++j) {
-        T* const to = rows_[q * kStep + j] + column;
-        V columns[S];
-        if constexpr (S == 1) columns[0] = sums[j][0];
-        else interleave(sums[j][0], sums[j][1], columns);
-        POOLGRAD_UNROLL
-        for (i64 c = 0; c < S; ++c) {
-          if (nontemporal && to != discarded_ + column) {
-            if (column + c * W >= from) store_nontemporal(to + c * W, columns[c]);
-          } else {
-            prefetch(to + lines * kStep * n_ + c * W);
-            store(to + c * W, columns[c]);
-          }
-        }
-      }
+      for (i64 j = 0; j < kStep; ++j) store(q * kStep + j, sums[j]);
       POOLGRAD_UNROLL
       for (i64 j = 0; j < Height; ++j) {
         POOLGRAD_UNROLL
         for (i64 c = 0; c < S; ++c) sums[j][c] = j + kStep < Height ? sums[j + kStep][c] : V{};
       }
+    };
+    if constexpr (std::is_same_v<Lines, i64>) {
+      for (i64 q = 0; q < lines; ++q) add_line(q);
+    } else {
+      [&]<i64... Q>(std::integer_sequence<i64, Q...>) __attribute__((always_inline)) {
+        (add_line(Q), ...);
+      }(std::make_integer_sequence<i64, Lines::value>{});
     }
   }
 
   const Plan& p_;
   const InputTile tile_;
-  const i64 n_, begin_;  // columns of the tile; the first, counted from the begin of the padding
+  const bool has_channels_;
+  const i64 n_, begin_;  // elements of a row; its first column, from the begin of the padding on
   const i64 max_rows_;   // rows of inputs at once
   RowWriter<T> gx_;
   const bool nontemporal_;

@@ -4,7 +4,6 @@
 
 #include "backward/packed_routes.hpp"
 #include "backward/register_blocked.hpp"
-#include "backward/register_blocked_channels_last.hpp"
 #include "backward/split_ties.hpp"
 #include "backward/unpool.hpp"
 #include "base/common.hpp"
@@ -56,7 +55,7 @@ class ScatterRoutes {
         first_(first_input(p, tile)),
         inputs_(inputs_of(p, tile)),
         planes_at_once_(p.inner < kTapsAcrossLanes ? smaller(kPlanesAtOnce, planes) : 1),
-        outs_{covering(p.axis[2], tile.lo[2]).lo, covering(p.axis[2], tile.hi[2] - 1).hi},
+        outs_(reaching(p.axis[2], tile.lo[2], tile.hi[2])),
         n_((outs_.hi - outs_.lo) * p.inner),
         columns_(arena.take<Index>(n_)),
         values_(arena.take<T>(kPlanesAtOnce * kChunk)),
@@ -135,10 +134,8 @@ class ScatterRoutes {
 
   // Adds all rows of gradients whose windows reach the tile, in ascending order.
   void add_rows(const View& gy, const View& routing, i64 count) {
-    const auto reaching = [&](int k) {
-      return Range{covering(p_.axis[k], tile_.lo[k]).lo, covering(p_.axis[k], tile_.hi[k] - 1).hi};
-    };
-    const Range depths = reaching(0), heights = reaching(1);
+    const Range depths = reaching(p_.axis[0], tile_.lo[0], tile_.hi[0]);
+    const Range heights = reaching(p_.axis[1], tile_.lo[1], tile_.hi[1]);
     for (i64 od = depths.lo; od < depths.hi; ++od) {
       for (i64 oh = heights.lo; oh < heights.hi; ++oh) {
         const i64 end = smaller(inputs_, end_of_row(od, oh));
@@ -279,10 +276,8 @@ void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
     if constexpr (!kGeneralOnly) {
-      if (algorithm == Algorithm::register_blocked_backward)
+      if (algorithm != Algorithm::scatter_routes)
         return run_backward<RegisterBlockedBackward<A>>(work, gy, routes, gx);
-      if (algorithm == Algorithm::register_blocked_channels_last_backward)
-        return run_backward<RegisterBlockedChannelsLastBackward<A>>(work, gy, routes, gx);
     }
     by_route(routes.dtype, [&](auto r) {
       using Backward = ScatterRoutes<A, decltype(r)>;
@@ -342,14 +337,14 @@ void jvp(const Work& work, const View& x, const View& routes, Dense y) {
                   [&](i64 plane, i64 first, const i64* offsets, i64 n) {
                     const S* from = reinterpret_cast<const S*>(plane_of(x, plane));
                     A tangents[kChunk];
-                    for (i64 begin = 0; begin < n; begin += kChunk) {
-                      const i64 count = smaller(kChunk, n - begin);
-                      for (i64 i = 0; i < count; ++i) {
-                        const i64 offset = offsets[begin + i];
-                        tangents[i] = A(0);
-                        if (offset != kNoInput) widen_run(from + offset, tangents + i, 1);
+                    for (i64 i = 0, count; i < n; i += count) {
+                      count = smaller(kChunk, n - i);
+                      for (i64 j = 0; j < count; ++j) {
+                        tangents[j] = A(0);
+                        if (offsets[i + j] != kNoInput)
+                          widen_run(from + offsets[i + j], tangents + j, 1);
                       }
-                      write(y, plane * p.out_plane() + first + begin, tangents, count);
+                      write(y, plane * p.out_plane() + first + i, tangents, count);
                     }
                   });
     });
@@ -383,22 +378,11 @@ void split_jvp(const Work& work, const View& tangent, const std::uint8_t* winner
   by_sum(tangent.dtype, [&](auto a) {
     using A = decltype(a);
     over_outputs(
-        work, [&](const Tile&, Arena& arena) { return TieRows<A>(p, arena); },
-        [&](TieRows<A>& rows, i64 plane, const Tile& tile) {
-          split_ties_jvp<A>(p, tile, tangent, plane_of(tangent, plane),
-                            winners + plane * p.out_plane() * p.winner_bytes(), rows, y,
-                            plane * p.out_plane());
+        work, [&](const Tile& tile, Arena& arena) { return TieRows<A>(p, tile, arena); },
+        [&](TieRows<A>& rows, i64 plane, const Tile&) {
+          split_ties_jvp(rows, tangent, winners, p.winner_bytes(), y, plane);
         });
   });
-}
-
-void pack_routes(const PackedRows& p, const std::uint8_t* from, std::uint8_t* to, int threads) {
-  if (p.bits == 2) pack<2>(p, from, to, threads);
-  else pack<4>(p, from, to, threads);
-}
-void unpack_routes(const PackedRows& p, const std::uint8_t* from, std::uint8_t* to, int threads) {
-  if (p.bits == 2) unpack<2>(p, from, to, threads);
-  else unpack<4>(p, from, to, threads);
 }
 
 }  // namespace

@@ -1,66 +1,13 @@
-// Computes ties="split": all inputs equal to the maximum share the gradient. The residual is one
-// bit for each tap of each window.
+// Gradients and tangents with ties="split": all inputs that equal the maximum share the gradient.
 #pragma once
 
 #include "backward/tiles.hpp"
 #include "forward/row_writer.hpp"
-#include "forward/separable.hpp"
+#include "forward/split_ties.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
-// Calls each(output, tap, column) along a row, for outputs [lo, hi) and each channel; the output
-// is counted from output `lo`.
-template <class F>
-void each_tap(const Plan& p, i64 lo, i64 hi, i64 first_tap, F&& each) {
-  for (i64 o = lo; o < hi; ++o) {
-    const Span s = span_of(p.axis[2], o);
-    for (i64 t = 0; t < s.taps; ++t) {
-      const i64 tap = first_tap + s.first_tap + t, w = s.begin + t * p.axis[2].dilation;
-      for (i64 c = 0; c < p.inner; ++c) each((o - lo) * p.inner + c, tap, w * p.inner + c);
-    }
-  }
-}
-
-// Buffers for rows of inputs, outputs and sums.
-template <class T>
-struct TieRows {
-  T *inputs, *outputs, *sums;
-  TieRows(const Plan& p, Arena& arena)
-      : inputs(arena.take<T>(p.axis[2].in * p.inner)),
-        outputs(arena.take<T>(p.out_row())),
-        sums(arena.take<T>(p.out_row())) {}
-};
-
 inline bool bit(const std::uint8_t* bits, i64 k) { return bits[k / 8] >> (k % 8) & 1; }
-
-// Sets the bits of the inputs that equal the maximum. positive: no bit is set for zeros (ReLU).
-template <class T>
-void mark_ties(const Plan& p, const Tile& tile, const View& x, const char* inputs, const View& y,
-               const char* outputs, bool positive, TieRows<T>& rows, std::uint8_t* winners) {
-  const i64 bytes = p.winner_bytes(), lo = tile.lo[2], hi = tile.hi[2];
-  for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
-    for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
-      const T* best = row_of(y, outputs, p.inner, od, oh, lo, hi, rows.outputs);
-      std::uint8_t* bits =
-          winners + ((od * p.axis[1].out + oh) * p.out_row() + lo * p.inner) * bytes;
-      std::memset(bits, 0, static_cast<std::size_t>((hi - lo) * p.inner * bytes));
-      each_line(p, od, oh, [&](i64 line, i64 d, i64 h) {
-        const T* row = row_of(x, inputs, p.inner, d, h, 0, p.axis[2].in, rows.inputs);
-        each_tap(p, lo, hi, line, [&](i64 output, i64 tap, i64 at) {
-          std::uint8_t* window_bits = bits + output * bytes;
-          const bool nan = row[at] != row[at];
-          if (nan)
-            std::memset(window_bits, 0, static_cast<std::size_t>(bytes));  // only the last NaN wins
-          const bool wins = row[at] == best[output] && !(positive && row[at] == T(0));
-          if (nan || wins) {
-            window_bits[tap / 8] =
-                static_cast<std::uint8_t>(window_bits[tap / 8] | 1u << (tap % 8));
-          }
-        });
-      });
-    }
-  }
-}
 
 template <class T>
 T count_winners(const std::uint8_t* bits, i64 bytes) {
@@ -75,7 +22,7 @@ class SplitTiesBackward {
   SplitTiesBackward(const Plan& p, const InputTile& tile, Dense gx, Arena& arena)
       : p_(p),
         tile_(tile),
-        outs_{covering(p.axis[2], tile.lo[2]).lo, covering(p.axis[2], tile.hi[2] - 1).hi},
+        outs_(reaching(p.axis[2], tile.lo[2], tile.hi[2])),
         n_((tile.hi[2] - tile.lo[2]) * p.inner),
         gx_(gx, n_, arena),
         gradients_(arena.take<T>((outs_.hi - outs_.lo) * p.inner)) {}
@@ -121,28 +68,23 @@ class SplitTiesBackward {
   T* gradients_;
 };
 
+// Computes the mean of the tangents of the winners of each window.
 template <class T>
-void split_ties_jvp(const Plan& p, const Tile& tile, const View& x, const char* tangents,
-                    const std::uint8_t* winners, TieRows<T>& rows, Dense y, i64 plane) {
-  const i64 bytes = p.winner_bytes(), lo = tile.lo[2], hi = tile.hi[2], n = (hi - lo) * p.inner;
-  for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
-    for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
-      const i64 first = (od * p.axis[1].out + oh) * p.out_row() + lo * p.inner;
-      const std::uint8_t* bits = winners + first * bytes;
-      std::memset(rows.sums, 0, static_cast<std::size_t>(n) * sizeof(T));
-      each_line(p, od, oh, [&](i64 line, i64 d, i64 h) {
-        const T* row = row_of(x, tangents, p.inner, d, h, 0, p.axis[2].in, rows.inputs);
-        each_tap(p, lo, hi, line, [&](i64 output, i64 tap, i64 at) {
-          if (bit(bits + output * bytes, tap)) rows.sums[output] += row[at];
-        });
-      });
-      for (i64 i = 0; i < n; ++i) {
-        const T winners_here = count_winners<T>(bits + i * bytes, bytes);
-        if (winners_here > T(0)) rows.sums[i] /= winners_here;
-      }
-      write(y, plane + first, rows.sums, n);
+void split_ties_jvp(const TieRows<T>& rows, const View& tangent, const std::uint8_t* winners,
+                    i64 bytes, Dense y, i64 plane) {
+  T* const sums = rows.outputs();
+  const i64 n = rows.length();
+  rows.each_row(winners, plane, [&](i64 od, i64 oh, i64 first, const std::uint8_t* bits) {
+    std::fill(sums, sums + n, T(0));
+    rows.each_tap(tangent, plane, od, oh, [&](i64 output, i64 tap, T value) {
+      if (bit(bits + output * bytes, tap)) sums[output] += value;
+    });
+    for (i64 i = 0; i < n; ++i) {
+      const T count = count_winners<T>(bits + i * bytes, bytes);
+      if (count > T(0)) sums[i] /= count;
     }
-  }
+    write(y, first, sums, n);
+  });
 }
 
 }  // namespace poolgrad::inline POOLGRAD_ISA

@@ -16,85 +16,46 @@ namespace poolgrad::inline POOLGRAD_ISA {
 template <class T>
 using WideRoute = std::conditional_t<sizeof(T) == 4, u32, std::uint64_t>;
 
-inline constexpr i64 kMaxStoredPhases = 64;
-
-// Whether phases are worth their memory, which grows with the reach of a window.
-inline bool has_phases(const Axis& a) {
-  return a.regular() && a.stride <= kMaxStoredPhases && (a.kernel - 1) * a.dilation <= a.in;
+// The outputs along an axis whose windows reach inputs [lo, hi).
+inline Range reaching(const Axis& a, i64 lo, i64 hi) {
+  const i64 first = covering(a, lo).lo;
+  return {first, larger(first, covering(a, hi - 1).hi)};
 }
 
-// Polyphase sums of a row of input gradients. With stride s, tap t of output o is input
-// o * s + t * dilation - lo: inputs that are congruent modulo s are stored contiguously (a phase),
-// and phases are interleaved at the end.
+// Polyphase rows: columns that are congruent modulo the stride (a phase) are neighbours in memory,
+// so that one vector holds the same tap of neighbouring outputs.
+inline constexpr i64 kMaxPhases = 64, kMaxUnrolledPhases = 8;
+
+// Computes to[k][i] = from[i * phases + k] for a row of n elements.
 template <class T>
-class Phases {
- public:
-  // used: whether sums are stored, else only outputs() is valid.
-  Phases(const Axis& a, i64 lo, i64 hi, bool used, Arena& arena) : a_(a), lo_(lo), hi_(hi) {
-    const Range first = covering(a, lo), last = covering(a, hi - 1);
-    outputs_.lo = smaller(first.lo, (lo + a.lo) / a.stride);  // shifts of phases are not negative
-    outputs_.hi = larger(outputs_.lo, last.hi);
-    length_ = outputs_.hi - outputs_.lo + (a.kernel - 1) * a.dilation / a.stride + 1;
-    sums_ = used ? arena.take<T>(length_ * a.stride) : nullptr;
-    for (i64 phase = 0; used && phase < a.stride; ++phase) phases_[phase] = phase_of(phase);
+POOLGRAD_LOOP void separate_phases(const T* from, i64 phases, T* const* to, i64 n) {
+  const i64 pairs = phases == 2 ? n / 2 : 0;
+  if (pairs) deinterleave_row(from, to[0], to[1], pairs);
+  for (i64 k = 0; k < phases; ++k) {
+    for (i64 i = pairs; i * phases + k < n; ++i) to[k][i] = from[i * phases + k];
   }
+}
 
-  Range outputs() const { return outputs_; }  // outputs whose windows reach the columns
-
-  void clear() { std::memset(sums_, 0, static_cast<std::size_t>(length_ * a_.stride) * sizeof(T)); }
-
-  // The sum of input `tap` of output outputs().lo; those of the next outputs follow.
-  T* at(i64 tap) {
-    const i64 away = tap * a_.dilation;
-    return sums_ + away % a_.stride * length_ + away / a_.stride;
+// Computes to[i * phases + k] = from[k][i] for a row of n elements. Adds 0, so that -0.0 becomes
+// 0.0, as in sums that begin with 0; two phases must be such sums. N: the phases, if there are at
+// most kMaxUnrolledPhases.
+template <i64 N = 1, class T>
+void interleave_phases(const T* const* from, i64 phases, T* to, i64 n) {
+  if constexpr (N <= kMaxUnrolledPhases) {
+    if (phases > N) return interleave_phases<N + 1>(from, phases, to, n);
+    phases = N;
   }
-
-  // Interleaves phases: row[start + i * s] = sums[i]; columns beyond `valid` are zero.
-  POOLGRAD_LOOP void store(T* row) const {
-    const i64 s = a_.stride, pairs = s == 2 ? this->pairs() : 0;
-    if (pairs) interleave_rows(phases_[even()].sums, phases_[1 - even()].sums, row, pairs);
-    for (i64 phase = 0; phase < s; ++phase) {
-      const StoredPhase& stored = phases_[phase];
-      for (i64 i = pairs; i < stored.valid; ++i) row[stored.start + i * s] = stored.sums[i];
-      for (i64 i = stored.valid; i < stored.count; ++i) row[stored.start + i * s] = T(0);
-    }
+  i64 done = 0;
+  if constexpr (N == 2) {
+    done = n / 2;
+    interleave_rows(from[0], from[1], to, done);
   }
-
-  // Divides a row into phases; elements without a column are `fill`.
-  POOLGRAD_LOOP void load(const T* row, T fill) {
-    const i64 s = a_.stride, pairs = s == 2 ? this->pairs() : 0;
-    if (pairs) deinterleave_row(row, phases_[even()].sums, phases_[1 - even()].sums, pairs);
-    for (i64 phase = 0; phase < s; ++phase) {
-      const StoredPhase& stored = phases_[phase];
-      T* const begin = sums_ + phase * length_;
-      std::fill(begin, stored.sums, fill);
-      for (i64 i = pairs; i < stored.valid; ++i) stored.sums[i] = row[stored.start + i * s];
-      std::fill(stored.sums + stored.valid, begin + length_, fill);
-    }
+  for (i64 i = done; i < n / phases; ++i) {
+    POOLGRAD_UNROLL
+    for (i64 k = 0; k < phases; ++k) to[i * phases + k] = from[k][i] + T(0);
   }
-
- private:
-  // The columns of a phase, and the first of their sums.
-  struct StoredPhase {
-    i64 start, count, valid;
-    T* sums;
-  };
-  StoredPhase phase_of(i64 phase) const {
-    const i64 s = a_.stride, shift = lo_ + a_.lo - outputs_.lo * s, n = hi_ - lo_;
-    const i64 start = (phase - shift % s + s) % s;
-    const i64 count = start < n ? (n - start + s - 1) / s : 0;
-    const i64 from = smaller(length_, (start + shift) / s);
-    return {start, count, smaller(count, length_ - from), sums_ + phase * length_ + from};
-  }
-  i64 even() const { return phases_[0].start; }  // of two phases, that of the first column
-  i64 pairs() const { return smaller(phases_[0].valid, phases_[1].valid); }
-
-  const Axis& a_;
-  i64 lo_, hi_, length_ = 0;
-  Range outputs_{};
-  T* sums_ = nullptr;
-  StoredPhase phases_[kMaxStoredPhases];
-};
+  for (i64 i = n / phases * phases; i < n; ++i) to[i] = from[i % phases][i / phases] + T(0);
+}
 
 // Calls each(od, oh, tap) in ascending order for the output rows whose windows hold input row (d,
 // h); tap: the first of this row.

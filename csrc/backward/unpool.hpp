@@ -83,47 +83,40 @@ inline bool all_indices_inside(const Work& work, const View& indices, i64* inval
   return all;
 }
 
+// Calls each(T{}, plane, its indices) for all planes, on threads, with an unsigned integer T of the
+// size of an element. Returns false and stores an invalid index, without a call, if there is one.
 template <class F>
-void by_size(Dtype dtype, F&& f) {
-  switch (size_of(dtype)) {
-    case 1:
-      return f(std::uint8_t{});
-    case 2:
-      return f(std::uint16_t{});
-    case 4:
-      return f(std::uint32_t{});
-    default:
-      return f(std::uint64_t{});
-  }
-}
-
-inline bool unpool(const Work& work, const View& x, const View& positions, Dense y, i64* invalid) {
-  const Plan& p = *work.plan;
-  if (!all_indices_inside(work, positions, invalid)) return false;
-  by_size(x.dtype, [&](auto t) {
-    using T = decltype(t);
-    parallel_for(p.outer, work.threads, [&](i64 plane) {
-      unpool_plane<T>(p, x, plane_of(x, plane), positions, plane_of(positions, plane),
-                      elements_of<T>(y, plane * p.out_plane()));
-    });
-  });
+bool over_planes(const Work& work, const View& indices, Dtype dtype, i64* invalid, F&& each) {
+  if (!all_indices_inside(work, indices, invalid)) return false;
+  const auto run = [&](auto t) {
+    parallel_for(work.plan->outer, work.threads,
+                 [&](i64 plane) { each(t, plane, plane_of(indices, plane)); });
+  };
+  const i64 bytes = size_of(dtype);
+  if (bytes == 1) run(std::uint8_t{});
+  else if (bytes == 2) run(std::uint16_t{});
+  else if (bytes == 4) run(std::uint32_t{});
+  else run(std::uint64_t{});
   return true;
 }
 
-inline bool unpool_backward(const Work& work, const View& gy, const View& positions, Dense gx,
+inline bool unpool(const Work& work, const View& x, const View& indices, Dense y, i64* invalid) {
+  const Plan& p = *work.plan;
+  return over_planes(work, indices, x.dtype, invalid, [&](auto t, i64 plane, const char* from) {
+    unpool_plane(p, x, plane_of(x, plane), indices, from,
+                 elements_of<decltype(t)>(y, plane * p.out_plane()));
+  });
+}
+
+inline bool unpool_backward(const Work& work, const View& gy, const View& indices, Dense gx,
                             i64* invalid) {
   const Plan& p = *work.plan;
-  if (!all_indices_inside(work, positions, invalid)) return false;
-  by_size(gy.dtype, [&](auto t) {
-    using T = decltype(t);
-    parallel_for(p.outer, work.threads, [&](i64 plane) {
-      const auto bytes = static_cast<std::size_t>(p.out_plane() / p.inner) * sizeof(u32);
-      unpool_plane_backward<T>(p, gy, plane_of(gy, plane), positions, plane_of(positions, plane),
-                               reinterpret_cast<u32*>(thread_scratch(bytes)),
-                               elements_of<T>(gx, plane * p.in_plane()));
-    });
+  return over_planes(work, indices, gy.dtype, invalid, [&](auto t, i64 plane, const char* from) {
+    const auto bytes = static_cast<std::size_t>(p.out_plane() / p.inner) * sizeof(u32);
+    unpool_plane_backward(p, gy, plane_of(gy, plane), indices, from,
+                          reinterpret_cast<u32*>(thread_scratch(bytes)),
+                          elements_of<decltype(t)>(gx, plane * p.in_plane()));
   });
-  return true;
 }
 
 }  // namespace poolgrad::inline POOLGRAD_ISA

@@ -1,5 +1,4 @@
-// Nonlinear reductions and their backward passes, compiled once per instruction set.
-#include "backward/weights.hpp"
+// Nonlinear reductions, compiled once per instruction set.
 #include "base/common.hpp"
 #include "forward/copied_windows.hpp"
 #include "forward/row_writer.hpp"
@@ -8,21 +7,12 @@
 #include "operators/nonlinear_outputs.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
-namespace {
 
-// Returns p if it is the same whole number of 1 to 4 for all channels, else 0.
-template <class A>
-int common_integer_power(NonlinearOp kind, Parameter theta) {
-  if (kind != NonlinearOp::lp && kind != NonlinearOp::lp_mean) return 0;
-  const A* values = static_cast<const A*>(theta.values);
-  for (i64 i = 0; i < theta.count; ++i) {
-    if (values[i] != values[0]) return 0;
-  }
-  for (int whole = 1; whole <= 4; ++whole) {
-    if (values[0] == static_cast<A>(whole)) return whole;
-  }
-  return 0;
-}
+// backward/weights.cpp
+void nonlinear_backward(const Work&, NonlinearOp, const View& gy, const View& x, Parameter theta,
+                        const View* residuals, Dense gx);
+
+namespace {
 
 // Computes a row. Before it writes elements [at, at + n), it calls begin(at, n), which sets
 // line.out.
@@ -129,26 +119,9 @@ void forward(const Work& work, NonlinearOp kind, const View& x, Parameter theta,
   });
 }
 
-void backward(const Work& work, NonlinearOp kind, const View& gy, const View& x, Parameter theta,
-              const View* residuals, Dense gx) {
-  (void)choose({.task = Task::weights_backward, .plan = work.plan});  // there is one algorithm
-  by_sum(gy.dtype, [&](auto a) {
-    using A = decltype(a);
-    const WeightedOperands from{&gy, &x, residuals};
-    const int whole = common_integer_power<A>(kind, theta);
-    using Backward = WeightedBackward<A>;
-    const auto loops = kind == NonlinearOp::lse ? Backward::template loops<ExponentialWeight<A>>()
-                       : kind == NonlinearOp::soft ? Backward::template loops<SoftWeight<A>>()
-                       : kind == NonlinearOp::expected
-                           ? Backward::template loops<PositiveWeight<A>>()
-                           : Backward::template loops<PowerWeight<A>>();
-    weighted_backward<A>(work, from, theta, whole, loops, gx);
-  });
-}
-
 }  // namespace
 
 extern const NonlinearKernels nonlinear_kernels;
-const NonlinearKernels nonlinear_kernels = {forward, backward};
+const NonlinearKernels nonlinear_kernels = {forward, nonlinear_backward};
 
 }  // namespace poolgrad::inline POOLGRAD_ISA

@@ -1,10 +1,10 @@
 // Forward passes of maximum, minimum and median, compiled once per instruction set: chooses the
 // algorithm, and computes separable filtering, which handles every call.
-#include "backward/split_ties.hpp"
 #include "base/common.hpp"
 #include "forward/selecting_output.hpp"
 #include "forward/selecting_units.hpp"
 #include "forward/separable.hpp"
+#include "forward/split_ties.hpp"
 #include "forward/zero_ties.hpp"
 #include "geometry/partition.hpp"
 
@@ -109,11 +109,9 @@ void split_winners(const Work& work, Select which, const View& x, const View& y,
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
     over_outputs(
-        work, [&](const Tile&, Arena& arena) { return TieRows<A>(p, arena); },
-        [&](TieRows<A>& rows, i64 plane, const Tile& tile) {
-          mark_ties<A>(p, tile, x, plane_of(x, plane), y, plane_of(y, plane),
-                       which == Select::rectified, rows,
-                       winners + plane * p.out_plane() * p.winner_bytes());
+        work, [&](const Tile& tile, Arena& arena) { return TieRows<A>(p, tile, arena); },
+        [&](TieRows<A>& rows, i64 plane, const Tile&) {
+          rows.mark(x, y, which == Select::rectified, winners, plane);
         },
         true);
   });

@@ -1,6 +1,7 @@
 // Computes reductions whose weights depend on the input: power mean, log-mean-exp, soft pooling and
 // the expected value of a draw. Reads the inputs of a window twice: for the largest term m, then
-// for sums of terms relative to m, so that nothing overflows.
+// for sums of terms relative to m, so that nothing overflows. The weight of an input is the
+// derivative of the output by it, computed from the residuals of its window.
 #pragma once
 
 #include "kernels.hpp"
@@ -46,6 +47,20 @@ Settings<A> make_settings(const Loops<A>* loops, NonlinearOp kind, const A* thet
   const bool slope = sensitive && kind != NonlinearOp::lp;
   const bool t = sensitive || kind == NonlinearOp::soft, w = near || slope;
   return {loops, theta, kind, whole, mean, sensitive, t, w, slope};
+}
+
+// Returns p if it is the same whole number of 1 to 4 for all channels, else 0.
+template <class A>
+int common_integer_power(NonlinearOp kind, Parameter theta) {
+  if (kind != NonlinearOp::lp && kind != NonlinearOp::lp_mean) return 0;
+  const A* values = static_cast<const A*>(theta.values);
+  for (i64 i = 0; i < theta.count; ++i) {
+    if (values[i] != values[0]) return 0;
+  }
+  for (int whole = 1; whole <= 4; ++whole) {
+    if (values[0] == static_cast<A>(whole)) return whole;
+  }
+  return 0;
 }
 
 // The largest term of a window, and sums of terms relative to it.
@@ -191,6 +206,12 @@ struct Terms {
   }
 };
 
+// Operands of the derivative of an output by one of its inputs, a vector of outputs.
+template <class V>
+struct OutputOperands {
+  V residuals[kMaxResiduals], theta;
+};
+
 // m = max |x|, z = p log(|x| / m)
 template <class A>
 struct Powers {
@@ -247,6 +268,26 @@ struct Powers {
   }
 };
 
+// dy/dx = sign(x) (|x| / m)^(p - 1) factor; residuals: m, factor
+template <class A>
+struct PowerWeight {
+  static constexpr int kResiduals = 2;
+  template <int W, class K>
+  static Vec<A, W> weight(Vec<A, W> x, const K& of, int whole) {
+    using V = Vec<A, W>;
+    const V size = x < A(0) ? -x : x, one = V{} + A(1), m = of.residuals[0];
+    V power = one;
+    if (whole > 1) {
+      power = integer_power(size == m ? one : size / m, whole - 1);
+    } else if (whole == 0) {
+      const V z = (of.theta - A(1)) * log_ratio<A, W>(size, m);
+      power = size == m ? one : exponential<A, W>(z);
+    }
+    const V signed_power = (x < A(0) ? -power : power) * of.residuals[1];
+    return x == A(0) ? V{} : signed_power;
+  }
+};
+
 // m = max x (of -x, if r < 0), z = |r| (x - m)
 template <class A>
 struct Exponentials {
@@ -278,6 +319,34 @@ struct Exponentials {
   }
 };
 
+// exp(z) / s, z = |r| (x - m), or of -x; residuals: m, 1 / s
+template <class A>
+struct ExponentialWeight {
+  static constexpr int kResiduals = 2;
+  template <int W, class K>
+  static Vec<A, W> weight(Vec<A, W> x, const K& of, int) {
+    using V = Vec<A, W>;
+    const auto negated = of.theta < A(0);
+    const V value = negated ? -x : x, rate = negated ? -of.theta : of.theta;
+    const V z = value == of.residuals[0] ? V{} : rate * (value - of.residuals[0]);
+    return exponentials<A, W>(z).value() * of.residuals[1];
+  }
+};
+
+// w (1 + x - y), w = exp(x - m) / s, y = m + shift; residuals: m, 1 / s, shift
+template <class A>
+struct SoftWeight {
+  static constexpr int kResiduals = 3;
+  template <int W, class K>
+  static Vec<A, W> weight(Vec<A, W> x, const K& of, int) {
+    using V = Vec<A, W>;
+    const V d = x == of.residuals[0] ? V{} : x - of.residuals[0];
+    const V w = exponentials<A, W>(d).value() * of.residuals[1];
+    const V slope = w * (A(1) + (d - of.residuals[2]));
+    return w == A(0) ? V{} : slope;
+  }
+};
+
 // a = max(x, 0): m = max a, s = sum a / m, t = sum (a / m)^2; in a window without a positive input
 // m = 0 and s = sum x
 template <class A>
@@ -299,6 +368,21 @@ struct Positives {
     sums.s = m == A(0) ? sums.w : sums.s;
     sums.m = sums.s == sums.s ? sums.m : sums.s;
     return sums;
+  }
+};
+
+// (2 x - y) / sum = (2 x / m - t / s) / s for positive inputs; residuals: m, 1 / s, t / s. In a
+// window without positive inputs 1 / n for each input; residuals: 0, 1 / n
+template <class A>
+struct PositiveWeight {
+  static constexpr int kResiduals = 3;
+  template <int W, class K>
+  static Vec<A, W> weight(Vec<A, W> x, const K& of, int) {
+    using V = Vec<A, W>;
+    const V m = of.residuals[0], q = x == m ? V{} + A(1) : x / m;
+    const V slope = (q + (q - of.residuals[2])) * of.residuals[1];
+    const V weight = x > A(0) ? slope : x <= A(0) ? V{} : x;
+    return m == A(0) ? of.residuals[1] : weight;
   }
 };
 
