@@ -27,7 +27,7 @@ sanitize: ## Build with AddressSanitizer and UndefinedBehaviorSanitizer; run gen
 sanitize-threads: ## Build with ThreadSanitizer; run generated calls in several threads
 	tests/robustness/sanitize thread
 
-neon: ## Cross-compile for aarch64 and run tests of NumPy arrays under emulation
+neon: ## Cross-compile for aarch64; run tests of NumPy arrays and generated calls under emulation
 	tests/robustness/neon
 
 check: ## Check every gradient in every front end

@@ -287,7 +287,7 @@ POOLGRAD_INLINE void interleave(V even, V odd, V* both) {
   constexpr int W = static_cast<int>(sizeof(V) / sizeof(even[0]));
   [&]<int... J>(std::integer_sequence<int, J...>) {
     both[0] = __builtin_shufflevector(even, odd, (J / 2 + J % 2 * W)...);
-    both[1] = __builtin_shufflevector(even, odd, (W / 2 + J / 2 + J % 2 * W)...);
+    both[1] = __builtin_shufflevector(even, odd, ((W + J) / 2 + (W + J) % 2 * W)...);
   }(std::make_integer_sequence<int, W>{});
 }
 template <class V, class T>
