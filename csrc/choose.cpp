@@ -12,7 +12,8 @@ namespace {
 
 // Returns the size of the type in which a maximum compares elements.
 i64 compared_bytes(Dtype dtype) {
-  const bool native = dtype == Dtype::uint8 || dtype == Dtype::float16 || dtype == Dtype::bfloat16;
+  const bool native = size_of(dtype) == 1 ? dtype != Dtype::boolean
+                                          : dtype == Dtype::float16 || dtype == Dtype::bfloat16;
   return native ? size_of(dtype) : 4;
 }
 // The size of the type in which elements are added.
@@ -103,7 +104,7 @@ bool has_column_vectors(const Call& call, i64 bytes) {
 bool handles_register_blocked_extreme(const Call& call) {
   const Dtype dtype = call.input.dtype;
   const i64 bytes = compared_bytes(dtype);
-  const bool in_place = !call.negated && (bytes < 4 || dtype == Dtype::float32);
+  const bool in_place = !call.flips && (bytes < 4 || dtype == Dtype::float32);
   return is_specialised(call) && has_whole_rows(call) &&
          (has_column_vectors(call, bytes) || (in_place && has_channel_vectors(call, bytes)));
 }

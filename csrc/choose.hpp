@@ -63,7 +63,7 @@ struct Call {
   const Plan* plan;      // flattened(), where the kernel flattens it
   ArrayLayout input{};   // x, or the gradient of the output
   ArrayLayout routes{};  // the routes that a backward pass reads
-  bool negated = false;  // a minimum, computed as the maximum of the negated inputs
+  bool flips = false;    // a minimum, or of int8: bits of the inputs are flipped in a copy
   int threads = 1;
   int vector_bytes = 16;      // vector size of the instruction set
   bool general_only = false;  // this instruction set is compiled without specialised algorithms

@@ -40,12 +40,11 @@ class JoinedRows {
   using T = typename Op::In;
   using Target = typename Op::Target;
 
-  JoinedRows(const Plan& plan, const View& x, const Tile& tile, bool used, bool negate,
-             Arena& arena)
+  JoinedRows(const Plan& plan, const View& x, const Tile& tile, bool used, i64 flips, Arena& arena)
       : p_(plan),
         x_(x),
-        negate_(negate),
-        in_place_(!negate && is_unpadded(plan.axis[1]) && is_unpadded(plan.axis[2]) &&
+        flips_(flips),
+        in_place_(!flips && is_unpadded(plan.axis[1]) && is_unpadded(plan.axis[2]) &&
                   x.dtype == DtypeOf<T>::value && x.width == 1 && !x.row_columns &&
                   x.height == plan.axis[2].in),
         used_(used),
@@ -106,7 +105,7 @@ class JoinedRows {
          ++r, ++h) {
       T* row = padded_copy_ + r * pitch_;
       const bool is_input = h >= 0 && h < height.in;
-      if (is_input && lo < hi) copy_row(x_, plane, 0, h, lo, hi, negate_, row + lo + width.lo);
+      if (is_input && lo < hi) copy_row(x_, plane, 0, h, lo, hi, flips_, row + lo + width.lo);
       if (!is_input && moves) std::fill(row, row + pitch_, Op::kFill);
     }
     return padded_copy_;
@@ -114,7 +113,8 @@ class JoinedRows {
 
   const Plan& p_;
   const View& x_;
-  const bool negate_, in_place_, used_;
+  const i64 flips_;
+  const bool in_place_, used_;
   const i64 pitch_, max_rows_;
   T* padded_copy_;
   bool padding_filled_ = false;  // padded_copy_ has its padding
@@ -124,7 +124,7 @@ class JoinedRows {
 // Takes the place of JoinedRows where rows cannot be joined.
 template <class Op>
 struct NoJoinedRows {
-  NoJoinedRows(const Plan&, const View&, const Tile&, bool, bool, Arena&) {}
+  NoJoinedRows(const Plan&, const View&, const Tile&, bool, i64, Arena&) {}
   static constexpr i64 rows() { return 0; }
   static bool compute(const char*, i64, i64, typename Op::Target) { return false; }
 };

@@ -34,9 +34,9 @@ class RegisterBlocked {
   using Target = typename Op::Target;
 
   // used: whether outputs will be computed.
-  POOLGRAD_LOOP RegisterBlocked(const Plan& plan, const View& x, bool used, bool negate, T fill,
+  POOLGRAD_LOOP RegisterBlocked(const Plan& plan, const View& x, bool used, i64 flips, T fill,
                                 Arena& arena)
-      : p_(plan), x_(x), negate_(negate), fill_(fill), used_(kCompiled && used) {
+      : p_(plan), x_(x), flips_(flips), fill_(fill), used_(kCompiled && used) {
     if (!used_) return;
     if (has_channels()) {
       rows_ = plan.axis[1].stride == 1 ? kMaxChannelsLastRows : 1;
@@ -48,7 +48,7 @@ class RegisterBlocked {
     // Elements before and after a row may be read in place if they belong to its neighbouring rows.
     const i64 most = smaller(covered_length(width, 1), x.height);
     const bool narrow_padding = before_ <= most && after_ <= most;
-    readable_ = !negate && narrow_padding && x.dtype == DtypeOf<T>::value && x.width == 1 &&
+    readable_ = !flips && narrow_padding && x.dtype == DtypeOf<T>::value && x.width == 1 &&
                 (before_ + after_ == 0 || x.height >= width.in);
     inputs_ = inputs_of(width, 0, width.out);
     pitch_ = ceil_div(columns_read, kLine) * kLine;
@@ -191,7 +191,7 @@ class RegisterBlocked {
       T* copy = copies_ + (k * lines_ + i) * pitch_;
       at[i] = copy;
       if (h < 0 || h >= in) std::fill(copy + inputs_.lo + lo, copy + inputs_.hi + lo, fill_);
-      else copy_row(x_, plane_, d, h, inputs_.lo, inputs_.hi, negate_, copy + inputs_.lo + lo);
+      else copy_row(x_, plane_, d, h, inputs_.lo, inputs_.hi, flips_, copy + inputs_.lo + lo);
     }
   }
 
@@ -306,7 +306,7 @@ class RegisterBlocked {
 
   const Plan& p_;
   const View& x_;
-  const bool negate_;
+  const i64 flips_;
   const T fill_;
   const bool used_;
   bool readable_ = false;       // lines are read in place

@@ -11,31 +11,31 @@
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
-// Reverses the order of numbers (one of type A, or a vector of them): negates floats and the bits
-// of two-byte floats, complements integers, which cannot overflow.
-template <class A, class V>
-POOLGRAD_INLINE V opposites(V value) {
-  if constexpr (kFloat<A>) return -value;
-  else if constexpr (std::is_same_v<A, std::uint16_t>) return value ^ 0x8000u;
-  else return static_cast<V>(~value);
-}
+// Flips bits of n numbers, so that their maximum is the right input: for a minimum the signs of
+// floats and of two-byte floats, or all bits of integers; the sign of int8, which is then compared
+// as uint8. The same flips restore the numbers. Not for flips = 0.
 template <class A>
-A opposite(A value) {
-  return opposites<A>(value);
+POOLGRAD_LOOP void flip(const A* from, A* to, i64 n, i64 flips) {
+  lanes<A>(n, [&](auto w, i64 i) {
+    using V = Vec<A, w()>;
+    const V value = load<V>(from + i);
+    if constexpr (kFloat<A>) store(to + i, -value);
+    else store(to + i, value ^ (V{} + static_cast<A>(flips)));
+  });
 }
 
 // Copies columns [lo, hi) of row (d, h) of a plane without channels.
 template <class A>
 POOLGRAD_INLINE void copy_row(const View& x, const char* plane, i64 d, i64 h, i64 lo, i64 hi,
-                              bool negate, A* to) {
+                              i64 flips, A* to) {
   const i64 n = hi - lo;
-  if (!negate && x.dtype == DtypeOf<A>::value && x.width == 1 &&
+  if (!flips && x.dtype == DtypeOf<A>::value && x.width == 1 &&
       !x.row_columns) {  // the common case
     return copy_run(reinterpret_cast<const A*>(plane) + d * x.depth + h * x.height + lo, to, n);
   }
   const A* from = row_of(x, plane, 1, d, h, lo, hi, to);
-  for (i64 i = 0; negate && i < n; ++i) to[i] = opposite(from[i]);
-  if (from != to && !negate) std::copy(from, from + n, to);
+  if (flips) flip(from, to, n, flips);
+  else if (from != to) std::copy(from, from + n, to);
 }
 
 // Whether padding is narrow enough to be copied together with the row.
@@ -46,7 +46,7 @@ inline bool has_little_padding(const Axis& a) {
 // Options of a Reader.
 template <class A>
 struct ReadOptions {
-  bool negate = false;                   // reverse the order of numbers, for a minimum
+  i64 flips = 0;                         // bits to flip
   const PlanDivisor* divisor = nullptr;  // divide by divisors
   bool pad = false;                      // add narrow padding to copied rows
   A fill{};                              // value of the padding
@@ -65,7 +65,7 @@ class Reader {
         options_(options),
         inner_(p.inner),
         rows_(p.axis[1].in),
-        direct_(!options.negate && !options.divisor && x.dtype == DtypeOf<A>::value &&
+        direct_(!options.flips && !options.divisor && x.dtype == DtypeOf<A>::value &&
                 (p.inner == 1 || x.inner == 1) && !x.row_columns &&
                 !(options.pack && x.width != p.inner)) {
     const Axis& a = p.axis[2];
@@ -134,8 +134,8 @@ class Reader {
     const i64 n = (hi_ - lo_) * inner_;
     A* valid = buffer + (lo_ - from_) * inner_;
     const A* from = n > 0 ? row_of(x_, plane_, inner_, d, h, lo_, hi_, valid) : valid;
-    if (options_.negate) {
-      for (i64 i = 0; i < n; ++i) valid[i] = opposite(from[i]);
+    if (options_.flips) {
+      flip(from, valid, n, options_.flips);
       from = valid;
     }
     if (kFloat<A> && options_.divisor) {

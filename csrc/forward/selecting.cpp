@@ -24,9 +24,9 @@ POOLGRAD_LOOP void store_routes(const u32* from, Dense to, const Segments& s) {
 // Per-task state. Op: the reduction; Fast: the reduction of finite inputs.
 template <class Op, class Fast>
 struct SeparableState {
-  SeparableState(const Plan& p, const View& x, const Tile& tile, bool negate, i64 planes,
+  SeparableState(const Plan& p, const View& x, const Tile& tile, i64 flips, i64 planes,
                  Arena& arena)
-      : SeparableState(p, x, tile, negate, planes, arena, Arena(arena)) {}
+      : SeparableState(p, x, tile, flips, planes, arena, Arena(arena)) {}
 
   Separable<Fast> fast;
   Separable<Op> exact;
@@ -34,10 +34,10 @@ struct SeparableState {
 
  private:
   // Both reductions use the same memory, as only one is in use at a time.
-  SeparableState(const Plan& p, const View& x, const Tile& tile, bool negate, i64 planes,
+  SeparableState(const Plan& p, const View& x, const Tile& tile, i64 flips, i64 planes,
                  Arena& arena, Arena shared)
-      : fast(p, x, tile, {negate}, shared, planes),
-        exact(p, x, tile, {negate}, arena, planes),
+      : fast(p, x, tile, {flips}, shared, planes),
+        exact(p, x, tile, {flips}, arena, planes),
         row(Op::take(arena, exact.length())) {}
 };
 
@@ -49,7 +49,8 @@ void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which
   using Op = Max<A, WithRoutes>;
   using Fast = Max<A, WithRoutes, kFloat<A> && !kSpecialised<A>>;
   using State = SeparableState<Op, Fast>;
-  const bool negate = which == Select::smallest, has_empty = WithRoutes && has_empty_windows(p);
+  const i64 flips = flips_of<A>(which, x.dtype);
+  const bool has_empty = WithRoutes && has_empty_windows(p);
   const bool assume_finite = doubles_along(p.axis[2]);
   const Batch batch = Separable<Op>::batch(p);
   Plan part = p;
@@ -57,14 +58,14 @@ void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which
   over_outputs(
       work,
       [&](const Tile& tile, Arena& arena) {
-        return State(part, x, tile, negate, batch.planes, arena);
+        return State(part, x, tile, flips, batch.planes, arena);
       },
       [&](State& state, i64 first, i64 last, const Tile& tile) {
         in_batches(p, batch, first, last, [&](i64 plane, i64 planes, i64 channel) {
           const auto run = [&](auto& windows) {
             return over_batch(p, batch, x, tile, plane, planes, channel, windows, state.row,
                               [&](i64 od, i64 oh, typename Op::Row row, const Segments& segments) {
-                                finish<Op>(which, row.v, row.r, windows.length());
+                                finish<Op>(which, flips, row.v, row.r, windows.length());
                                 for (i64 k = 0; has_empty && k < planes; ++k)
                                   route_empty(part, tile, od, oh, row.r + k * windows.spacing());
                                 write_segments(y, row.v, segments);
@@ -80,7 +81,7 @@ void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which
 void select(const Work& work, Select which, const View& x, Dense y, Dense routes) {
   if (which == Select::median) return select_median(work, x, y, routes);
   Call call = call_of(Task::extreme, work, x);
-  call.negated = which == Select::smallest;
+  call.flips = which == Select::smallest || x.dtype == Dtype::int8;
   const Algorithm algorithm = choose(call);
   if constexpr (!kGeneralOnly) {
     if (algorithm != Algorithm::separable)

@@ -1,4 +1,4 @@
-// Completes the outputs of selecting reductions: negates them for a minimum, or applies the ReLU.
+// Completes the outputs of selecting reductions: restores flipped bits, and applies the ReLU.
 #pragma once
 
 #include "forward/row_reader.hpp"
@@ -9,28 +9,36 @@ namespace poolgrad::inline POOLGRAD_ISA {
 
 // Whether a ReLU may follow the reduction: maxima only.
 template <class Op>
-concept Rectifies = requires(Vec<typename Op::In, 1> v) { Op::relu_is_zero(v); };
+concept Rectifies = requires(Vec<typename Op::In, 1> v) { Op::relu_is_zero(v, v[0]); };
 
-// Converts maxima to the outputs of the call: negates them for a minimum, or applies the ReLU,
-// whose zeros are routed nowhere.
+// The bits of numbers of a dtype that are flipped to be compared as type A.
+template <class A>
+i64 flips_of(Select which, Dtype dtype) {
+  const i64 reversing = sizeof(A) == 2 ? 0x8000 : -1;
+  return (which == Select::smallest ? reversing : 0) ^
+         (sizeof(A) == 1 && dtype == Dtype::int8 ? 0x80 : 0);
+}
+
+// Converts maxima to the outputs of the call: applies the ReLU, whose zeros are routed nowhere, and
+// restores flipped bits.
 template <class Op, class T, class R>
-POOLGRAD_LOOP void finish(Select which, T* y, R* routes, i64 n) {
-  if (which == Select::smallest) {
-    for (i64 i = 0; i < n; ++i) y[i] = opposite(y[i]);
-  }
+POOLGRAD_LOOP void finish(Select which, i64 flips, T* y, R* routes, i64 n) {
   if constexpr (Rectifies<Op>) {
-    if (which != Select::rectified) return;
-    overlapping_lanes<T>(n, [&](auto w, i64 i) {
-      using V = Vec<T, w()>;
-      using P = Vec<R, w()>;
-      const V value = load<V>(y + i);
-      const auto zero = Op::relu_is_zero(value);
-      store(y + i, zero ? V{} : value);
-      if (!routes) return;
-      const auto nowhere = bits_as<P>(convert<std::make_signed_t<R>>(zero));
-      store(routes + i, load<P>(routes + i) | nowhere);
-    });
+    if (which == Select::rectified) {
+      const T flipped_zero = static_cast<T>(flips);
+      overlapping_lanes<T>(n, [&](auto w, i64 i) {
+        using V = Vec<T, w()>;
+        using P = Vec<R, w()>;
+        const V value = load<V>(y + i);
+        const auto zero = Op::relu_is_zero(value, flipped_zero);
+        store(y + i, zero ? V{} + flipped_zero : value);
+        if (!routes) return;
+        const auto nowhere = bits_as<P>(convert<std::make_signed_t<R>>(zero));
+        store(routes + i, load<P>(routes + i) | nowhere);
+      });
+    }
   }
+  if (flips) flip<T>(y, y, n, flips);
 }
 
 }  // namespace poolgrad::inline POOLGRAD_ISA

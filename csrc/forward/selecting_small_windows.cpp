@@ -1,4 +1,4 @@
-// Maximum and minimum of small windows of uint8 and float32, compiled once per instruction set.
+// Maximum and minimum of small windows of bytes and float32, compiled once per instruction set.
 #include "forward/selecting_small_windows.hpp"
 
 #include "forward/selecting_units.hpp"
@@ -10,7 +10,7 @@ void select_small(const Work& work, Algorithm algorithm, Select which, const Vie
   using Byte = std::uint8_t;
   if (x.dtype == Dtype::float16 || x.dtype == Dtype::bfloat16)
     return select_small_two_bytes(work, algorithm, which, x, y, routes);
-  if (x.dtype == Dtype::uint8)
+  if (x.dtype == Dtype::uint8 || x.dtype == Dtype::int8)
     small_windows_by_routes<SmallMax<Byte, true>, SmallMax<Byte, false>>(work, algorithm, x, y,
                                                                          routes, which);
   else

@@ -14,10 +14,11 @@ class SelectingOutput {
   using Target = typename Op::Target;
 
   SelectingOutput(const Plan& plan, const Tile& tile, Dense y, Dense routes, Select which,
-                  i64 longest, Arena& arena)
+                  i64 flips, i64 longest, Arena& arena)
       : p_(plan),
         tile_(tile),
         which_(which),
+        flips_(flips),
         with_routes_(routes.data),
         y_(y, longest, arena),
         routes_(routes, longest, arena) {}
@@ -29,12 +30,13 @@ class SelectingOutput {
     return Op::target(y_.reserve(first, n, prefetches),
                       with_routes_ ? routes_.reserve(first, n) : nullptr);
   }
-  void close(Target to, i64 n) { finish<Op>(which_, to.y, to.routes, n); }
+  void close(Target to, i64 n) { finish<Op>(which_, flips_, to.y, to.routes, n); }
 
  private:
   const Plan& p_;
   const Tile tile_;
   const Select which_;
+  const i64 flips_;
   const bool with_routes_;
   RowWriter<typename Op::In> y_;
   RowWriter<std::uint8_t> routes_;
@@ -43,16 +45,15 @@ class SelectingOutput {
 
 template <class Op>
 void small_windows(const Work& work, Algorithm algorithm, const View& x, Dense y, Dense routes,
-                   Select which) {
+                   Select which, i64 flips = 0) {
   const Plan& p = *work.plan;
-  const bool negate = which == Select::smallest;
   using Output = SelectingOutput<Op>;
   using State = SmallWindows<Op, Output>;
   over_outputs(
       work,
       [&](const Tile& tile, Arena& arena) {
-        return State(algorithm, p, x, tile, negate, arena, [&](i64 longest) {
-          return Output(p, tile, y, routes, which, longest, arena);
+        return State(algorithm, p, x, tile, flips, arena, [&](i64 longest) {
+          return Output(p, tile, y, routes, which, flips, longest, arena);
         });
       },
       [&](State& state, i64 plane, const Tile&) {
@@ -68,10 +69,11 @@ template <class Routed, class Unrouted>
 void small_windows_by_routes(const Work& work, Algorithm algorithm, const View& x, Dense y,
                              Dense routes, Select which) {
   using T = typename Routed::In;
+  const i64 flips = flips_of<T>(which, x.dtype);
   View from = x;
   if (sizeof(T) < 4) from.dtype = y.dtype = DtypeOf<T>::value;
-  if (routes.data) small_windows<Routed>(work, algorithm, from, y, routes, which);
-  else small_windows<Unrouted>(work, algorithm, from, y, routes, which);
+  if (routes.data) small_windows<Routed>(work, algorithm, from, y, routes, which, flips);
+  else small_windows<Unrouted>(work, algorithm, from, y, routes, which, flips);
 }
 
 }  // namespace poolgrad::inline POOLGRAD_ISA

@@ -19,13 +19,13 @@ class SmallWindows {
   // make_output(n): the output of at most n elements at a time
   template <class MakeOutput>
   POOLGRAD_LOOP SmallWindows(Algorithm algorithm, const Plan& plan, const View& x, const Tile& tile,
-                             bool negate, Arena& arena, MakeOutput&& make_output)
+                             i64 flips, Arena& arena, MakeOutput&& make_output)
       : tile_(tile),
         inner_(plan.inner),
         length_((tile.hi[2] - tile.lo[2]) * plan.inner),
-        windows_(plan, x, tile, negate, arena),
-        blocked_(plan, x, algorithm == Algorithm::register_blocked, negate, Op::kFill, arena),
-        joined_(plan, x, tile, algorithm == Algorithm::unrolled_joined_rows, negate, arena),
+        windows_(plan, x, tile, flips, arena),
+        blocked_(plan, x, algorithm == Algorithm::register_blocked, flips, Op::kFill, arena),
+        joined_(plan, x, tile, algorithm == Algorithm::unrolled_joined_rows, flips, arena),
         output(make_output(larger(1, larger(blocked_.rows(), joined_.rows())) * length_)) {}
 
   // Computes the tile of one plane. `output` has been set to this plane.

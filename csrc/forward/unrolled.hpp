@@ -40,12 +40,11 @@ class Unrolled {
   using T = typename Op::In;
   using Target = typename Op::Target;
 
-  POOLGRAD_LOOP Unrolled(const Plan& plan, const View& x, const Tile& tile, bool negate,
-                         Arena& arena)
+  POOLGRAD_LOOP Unrolled(const Plan& plan, const View& x, const Tile& tile, i64 flips, Arena& arena)
       : p_(plan),
         x_(x),
         tile_(tile),
-        reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, negate), arena),
+        reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, flips), arena),
         step_(reader_.step()),
         uniform_(plan.inner == 1 && reader_.direct() && is_unpadded(plan.axis[2])),
         piece_(plan.inner == 1 ? tile.hi[2] - tile.lo[2]
@@ -190,9 +189,9 @@ class Unrolled {
     return p.inner == 1 && 5 * edges * (p.taps + 8) > copied * (width.in / 16 + 16);
   }
 
-  static ReadOptions<T> reading(const Plan& p, bool negate) {
+  static ReadOptions<T> reading(const Plan& p, i64 flips) {
     const auto length = [](const Axis& a) { return smaller(a.in, covered_length(a, 1)); };
-    return {negate,    nullptr,           Op::kPads && is_worth_padding(p),
+    return {flips,     nullptr,           Op::kPads && is_worth_padding(p),
             Op::kFill, length(p.axis[0]), length(p.axis[1])};
   }
 

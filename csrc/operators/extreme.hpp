@@ -68,8 +68,8 @@ struct Max {
 
   // Whether the ReLU of a value is zero.
   template <class V>
-  static auto relu_is_zero(V value) {
-    return value <= V{};
+  static auto relu_is_zero(V value, T zero) {
+    return value <= V{} + zero;
   }
 
   static void copy_strided(Row to, Row from, i64 n, i64 inner, i64 step) {
@@ -217,7 +217,7 @@ struct RegisterMax {
   }
 };
 
-// The maximum of float32 and uint8.
+// The maximum of float32, uint8 and int8.
 template <class T, bool WithRoutes, bool NaNs = kFloat<T>>
 struct SmallMax : RegisterMax<SmallMax<T, WithRoutes, NaNs>, T, WithRoutes> {
   using AssumeNoNaN = SmallMax<T, WithRoutes, false>;
@@ -243,8 +243,8 @@ struct SmallMax : RegisterMax<SmallMax<T, WithRoutes, NaNs>, T, WithRoutes> {
     keep_greater(partial, later.best, later.best_tap + static_cast<TapIndex>(shifted));
   }
   template <class V>
-  static auto relu_is_zero(V value) {
-    return Max<T, WithRoutes>::relu_is_zero(value);
+  static auto relu_is_zero(V value, T zero) {
+    return Max<T, WithRoutes>::relu_is_zero(value, zero);
   }
 
   // A sum of inputs is NaN if one of them is (or if infinities of both signs are among them).

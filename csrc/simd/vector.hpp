@@ -329,17 +329,11 @@ POOLGRAD_LOOP void interleave_rows(const T* __restrict even, const T* __restrict
 template <class T>
 POOLGRAD_LOOP void deinterleave_row(const T* __restrict from, T* __restrict even, T* __restrict odd,
                                     i64 n) {
-  constexpr int W = kVectorBytes / static_cast<int>(sizeof(T));
-  using V = Vec<T, W>;
-  i64 i = 0;
-  for (; i + W <= n; i += W) {
-    const V a = load<V>(from + 2 * i), b = load<V>(from + 2 * i + W);
-    [&]<int... J>(std::integer_sequence<int, J...>) {
-      store(even + i, __builtin_shufflevector(a, b, (2 * J)...));
-      store(odd + i, __builtin_shufflevector(a, b, (2 * J + 1)...));
-    }(std::make_integer_sequence<int, W>{});
-  }
-  for (; i < n; ++i) even[i] = from[2 * i], odd[i] = from[2 * i + 1];
+  lanes<T>(n, [&](auto w, i64 i) {
+    using V = Vec<T, w()>;
+    store(even + i, load_stride_2<V>(from + 2 * i, false));
+    store(odd + i, load_stride_2<V>(from + 2 * i + 1, true));
+  });
 }
 
 // Loads tap t of outputs i, i + 1, ... of windows of stride 1.

@@ -153,7 +153,7 @@ def test_an_algorithm_computes_what_the_textbook_defines(algorithm: str, functio
     backward = algorithm in BACKWARD
     dtypes = ["float32", "float32", "float64", "float16", *BFLOAT16]
     if not backward and is_selecting(function) and function != "median_pool2d":
-        dtypes += ["uint8", "int16"]
+        dtypes += ["uint8", "int8", "int16"]
     done = 0
     for _ in range(TRIES):
         x, arguments = drawn_call(random, function, dtypes)
