@@ -35,8 +35,11 @@ struct Dense {
 inline namespace POOLGRAD_ISA {
 
 inline i64 size_of(Dtype dtype) {
-  constexpr i64 kSizes[] = {2, 2, 4, 8, 1, 1, 1, 2, 4, 8, 2, 4};  // in the order of Dtype
-  return kSizes[static_cast<int>(dtype)];
+  using enum Dtype;
+  const auto is = [&](auto... any) { return ((dtype == any) || ...); };
+  if (is(boolean, uint8, int8)) return 1;
+  if (is(float16, bfloat16, int16, uint16)) return 2;
+  return is(float64, int64) ? 8 : 4;
 }
 
 inline bool is_floating(Dtype dtype) {
