@@ -30,7 +30,6 @@ enum class Algorithm {
   // backward
   plane_gradients,
   register_blocked_backward,
-  register_blocked_channels_last_backward,
   gather,
   transposed_separable,
   scatter_routes,

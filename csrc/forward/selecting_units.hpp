@@ -7,9 +7,8 @@
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
-// Maximum and minimum by Algorithm::unrolled, unrolled_joined_rows, register_blocked or
-// register_blocked_channels_last. float16, bfloat16, uint8 and int8 are compared as they are, all
-// other dtypes as float32.
+// Maximum and minimum by Algorithm::unrolled, unrolled_joined_rows or register_blocked. float16,
+// bfloat16, uint8 and int8 are compared as they are, all other dtypes as float32.
 void select_small(const Work&, Algorithm, Select, const View& x, Dense y, Dense routes);
 // The same for float16 and bfloat16.
 void select_small_two_bytes(const Work&, Algorithm, Select, const View& x, Dense y, Dense routes);

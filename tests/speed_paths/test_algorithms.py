@@ -36,7 +36,6 @@ FORWARD = {
 BACKWARD = {
     "plane_gradients": ("avg_pool2d",),
     "register_blocked_backward": (*PLANES, "max_pool1d"),
-    "register_blocked_channels_last_backward": ("max_pool2d", "relu_max_pool2d"),
     "gather": (*MEANS, "adaptive_avg_pool2d"),
     "transposed_separable": MEANS,
     "scatter_routes": (*EXTREMES, "median_pool2d", "adaptive_max_pool2d"),
