@@ -73,7 +73,7 @@ class Reader {
     from_ = lo_ = inputs.lo, to_ = hi_ = inputs.hi;
     const i64 begin = start_of(a, lo), end = begin + covered_length(a, hi - lo);
     padded_ = options.pad && a.regular() && (begin < lo_ || end > hi_) && has_little_padding(a);
-    if (padded_) from_ = begin, to_ = end;
+    if (padded_) from_ = smaller(lo_, begin), to_ = larger(hi_, end);  // windows of padding alone
     direct_ &= !padded_;
     depth_mask_ = ring(options.depths) - 1, height_mask_ = ring(options.heights) - 1;
     const i64 slots = (depth_mask_ + 1) * (height_mask_ + 1);
