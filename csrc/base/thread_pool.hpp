@@ -42,8 +42,8 @@ class OwnThreads : NonCopyable {
 
 // RAII guard: about ten times a second, between two tasks, run_tasks() on this thread calls
 // handle_signals(), which may itself run tasks, fork or call share_threads(). Meanwhile no guard is
-// active. If it throws an exception, run_tasks() throws this exception, and tasks that
-// have not begun are not run.
+// active. If it throws an exception, run_tasks() throws this exception, and tasks that have not
+// begun are not run.
 class PollGuard : NonCopyable {
  public:
   explicit PollGuard(std::function<void()> handle_signals);

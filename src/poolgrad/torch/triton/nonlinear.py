@@ -5,14 +5,14 @@ nothing overflows. With ``z <= 0`` for each input and 0 for the largest,
 
     s = sum e^z,  t = sum z e^z,  w = sum (e^z - 1),  h = sum (z e^z - e^z + 1).
 
-==========  ============================  =================================  ====================
-operator    z                             y                                  kept for backward
-==========  ============================  =================================  ====================
-lp          p log(abs(x) / m)             m (s / n)^(1 / p)                  m, dy / dx at m
-lse         abs(r) (x - m), of -x: r < 0  m + log(s / n) / abs(r)            m, 1 / s
-soft        x - m                         m + t / s                          m, 1 / s, t / s
-expected    (q = max(x, 0) / m)           m sum q^2 / sum q                  m, 1 / sum q, y / m
-==========  ============================  =================================  ====================
+============  ============================  =================================  ====================
+operator      z                             y                                  kept for backward
+============  ============================  =================================  ====================
+lp            p log(abs(x) / m)             m (s / n)^(1 / p)                  m, dy / dx at m
+log_mean_exp  abs(r) (x - m), of -x: r < 0  m + log(s / n) / abs(r)            m, 1 / s
+soft          x - m                         m + t / s                          m, 1 / s, t / s
+expected      (q = max(x, 0) / m)           m sum q^2 / sum q                  m, 1 / sum q, y / m
+============  ============================  =================================  ====================
 
 `n` is the number of inputs, and 1 for lp without `mean`. `w` and `h` give the derivative by `p` or
 `r` without cancellation where all ``z`` are small.
