@@ -93,7 +93,7 @@ void average_by_rows(const Work& work, const View& x, Dense y, Divisor divisor,
   over_outputs(
       work,
       [&](const Tile& tile, Arena& arena) {
-        return State(part, x, tile, {false, input_divisor}, arena, batch.planes);
+        return State(part, x, tile, {0, input_divisor}, arena, batch.planes);
       },
       [&](State& state, i64 first, i64 last, const Tile& tile) {
         for (i64 k = 0; k < batch.planes; ++k)
@@ -120,7 +120,7 @@ void average_small_windows(const Work& work, Algorithm algorithm, const View& x,
   over_outputs(
       work,
       [&](const Tile& tile, Arena& arena) {
-        return State(algorithm, p, x, tile, false, arena,
+        return State(algorithm, p, x, tile, 0, arena,
                      [&](i64 longest) { return Output(p, tile, divisor, y, longest, arena); });
       },
       [&](State& state, i64 plane, const Tile&) {

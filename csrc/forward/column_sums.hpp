@@ -58,7 +58,7 @@ class ColumnSums {
 
  private:
   static ReadOptions<A> reading(const Axis& height) {
-    return {false, nullptr, false, A(0), 1, (kMaxFolded - 1) * height.dilation + 1, true};
+    return {0, nullptr, false, A(0), 1, (kMaxFolded - 1) * height.dilation + 1, true};
   }
 
   const Plan& p_;
