@@ -1,8 +1,8 @@
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow test-nightly fuzz sanitize sanitize-threads neon check lint format bench build-times compare pictures docs
+.PHONY: help install test test-slow test-nightly fuzz sanitize sanitize-threads neon check lint format bench bench-avx2 build-times compare pictures docs
 
 help: ## List the tasks
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 install: ## Install poolgrad with everything that development needs
 	pip install -c constraints.txt -e ".[dev]"
@@ -50,6 +50,13 @@ bench: ## Time everything and compare with other libraries; write tables and plo
 	poolgrad bench --networks --targets benchmarks/targets.csv --out docs
 	poolgrad bench --jax --targets benchmarks/targets.csv --out docs
 	poolgrad bench --algorithms --out docs
+	python docs/make_tables.py
+
+# On a processor with AVX-512, AVX2 kernels need a build of all instruction sets:
+# pip install -C cmake.define.POOLGRAD_ISA=all .
+bench-avx2: ## Time every row with AVX2 kernels; write their columns in README and docs/performance.md
+	POOLGRAD_ISA=avx2 poolgrad bench --targets benchmarks/targets.csv --out runs/bench-avx2
+	cp runs/bench-avx2/bench.csv docs/bench-avx2.csv
 	python docs/make_tables.py
 
 build-times: ## Build the kernels and print the cost of each translation unit

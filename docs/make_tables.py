@@ -76,8 +76,11 @@ def main() -> None:
     """Write them all."""
     readme = HERE.parent / "README.md"
     report = read_csv(HERE / "bench.csv")
-    write_between(readme, "bench", f"{markdown(report, IN_README)}\n\n{KERNELS % 'docs/'}")
-    full = f"{markdown(report)}\n\n{BARS % ''}\n\n{KERNELS % ''}"
+    # Runs with other instruction sets, such as that of `make bench-avx2`.
+    others = [read_csv(path) for path in sorted(HERE.glob("bench-*.csv"))]
+    short = markdown(report, IN_README, others)
+    write_between(readme, "bench", f"{short}\n\n{KERNELS % 'docs/'}")
+    full = f"{markdown(report, others=others)}\n\n{BARS % ''}\n\n{KERNELS % ''}"
     write_between(HERE / "performance.md", "bench", full)
     ablation = algorithms.markdown(*algorithms.read_csv(HERE / "algorithms.csv"))
     write_between(HERE / "performance.md", "algorithms", ablation)

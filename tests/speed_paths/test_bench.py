@@ -25,6 +25,7 @@ pytest.importorskip("rich", reason="the lab extra is not installed")
 from rich.console import Console  # noqa: E402
 
 import poolgrad  # noqa: E402
+from poolgrad import core  # noqa: E402
 from poolgrad.cli.commands import app  # noqa: E402
 from poolgrad.tools import algorithms as kernel_algorithms  # noqa: E402
 from poolgrad.tools.bench import (  # noqa: E402
@@ -59,12 +60,19 @@ FEW = tuple(
     for row in rows.ROWS
     if row.name.startswith(("max 2x2 s2 NCHW", "max 3x3 s1 batch 4", "max 2x2 s2 uint8"))
 )
-WON = Result("won", "float32", "1x2x3x3", 2e-3, 0.1, 1e-3, None, {"PyTorch": 8e-3},
+WON = Result("won", "float32", "1x2x3x3", "avx512", 2e-3, 0.1, 1e-3, None, {"PyTorch": 8e-3},
              limits=Limits(2, 4))  # fmt: skip
-LOST = Result("lost", "float32", "1x2x3x3", 2e-3, 0, 1e-3, 1e-3,
+LOST = Result("lost", "float32", "1x2x3x3", "avx512", 2e-3, 0, 1e-3, 1e-3,
               {"PyTorch": 1e-2, "oneDNN": 1e-3}, limits=Limits(1.5, 5, 3, 1e-3))  # fmt: skip
 REPORT = report.Report(
     {"processor": "an: abacus", "bench threads": "2", "bench turns": "3"}, [WON, LOST]
+)
+AVX2 = report.Report(
+    {"processor": "a loom", "bench threads": "1", "bench turns": "9"},
+    [
+        replace(WON, isa="avx2", seconds=3e-3, peers={"PyTorch": 9e-3, "oneDNN": 6e-3}),
+        replace(LOST, isa="avx2", floor=None, peers={}),
+    ],
 )
 
 
@@ -107,6 +115,7 @@ def test_the_floor_is_the_time_of_a_copy_of_these_bytes(monkeypatch: pytest.Monk
     times = {"poolgrad": [3.0, 5.0, 4.0], "a copy": [2.0, 2.0, 9.0], "PyTorch": [8.0]}
     monkeypatch.setattr(measure, "take_turns", lambda calls, turns: times)
     result = measure.measure(row, 1)
+    assert result.isa == core.instruction_set()
     assert result.seconds == 4
     assert result.spread == pytest.approx((4.5 - 3.5) / 4)
     assert result.floor == pytest.approx(2 * (x_bytes + y_bytes + routes) / (2 * x_bytes))
@@ -244,10 +253,11 @@ def test_a_peer_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_csv_there_and_back(tmp_path: Path) -> None:
-    report.write_csv(tmp_path / "a.csv", REPORT)
-    assert report.read_csv(tmp_path / "a.csv") == REPORT
-    report.write_csv(tmp_path / "a.csv", report.read_csv(tmp_path / "a.csv"))
-    assert report.read_csv(tmp_path / "a.csv") == REPORT
+    for made in (REPORT, AVX2):
+        report.write_csv(tmp_path / "a.csv", made)
+        assert report.read_csv(tmp_path / "a.csv") == made
+        report.write_csv(tmp_path / "a.csv", report.read_csv(tmp_path / "a.csv"))
+        assert report.read_csv(tmp_path / "a.csv") == made
 
 
 def test_markdown_marks_losing_rows() -> None:
@@ -258,12 +268,32 @@ def test_markdown_marks_losing_rows() -> None:
     assert text[2] == "| won | 2 | 1 | 2 |  | 4 |  | 10% |"
     lost = "| **lost** | **2** (at most 1) | 1 | **2** (at most 1.5) | 2 | 5 |"
     assert text[3] == f"{lost} **0.5** (at least 1) | 0% |"
-    assert text[5].startswith("Measured on an: abacus, with 2 threads")
-    assert text[5].endswith(" rows misses a target and is in bold; the target is in parentheses.")
+    assert text[5].startswith("Measured on an: abacus, with 2 threads and avx512 kernels: ")
+    assert text[5].endswith(
+        " misses a target; the figure is in bold, with the target in parentheses."
+    )
     assert "won" not in report.markdown(REPORT, ["another"])
     assert "**lost**" in report.markdown(REPORT, ["another"])
     assert " 1 of 2 rows misses a target" in report.markdown(REPORT, ["another"])
     assert "bold" not in report.markdown(REPORT._replace(results=[WON]))
+
+
+def test_markdown_of_another_instruction_set_in_columns_beside() -> None:
+    text = report.markdown(REPORT, others=[AVX2]).splitlines()
+    assert text[0].endswith(
+        " | spread | avx2: time / floor | avx2: speedup over the fastest library |"
+    )
+    assert text[1].count("---") == text[0].count(" | ") + 1
+    # The fastest is oneDNN. The row misses a target with AVX2 only.
+    assert text[2] == "| **won** | 2 | 1 | 2 |  | 4 |  | 10% | **3** (at most 2) | 2 |"
+    assert text[3].endswith(" | **0.5** (at least 1) | 0% |  |  |")
+    assert "avx512" in text[5]
+    assert " 1 of 2 rows misses a target; " in text[5]
+    assert " Measured on a loom, with 1 thread and avx2 kernels: " in text[7]
+    assert " 2 of 2 rows miss a target; " in text[7]
+    assert "won" not in report.markdown(REPORT, ["another"], [AVX2])
+    without = report.markdown(REPORT, others=[AVX2._replace(results=AVX2.results[1:])])
+    assert "| won | 2 | 1 | 2 |  | 4 |  | 10% |  |  |" in without
 
 
 def test_every_column_and_abbreviation_is_explained_in_a_sentence() -> None:
@@ -343,17 +373,21 @@ def test_readme_and_docs_have_a_place_for_them(
         (tmp_path / page).write_text((ROOT / page).read_text())
     named = replace(WON, name=tables.IN_README[0])
     report.write_csv(tmp_path / "docs/bench.csv", REPORT._replace(results=[named, LOST]))
+    slower = replace(WON, name=named.name, isa="avx2", seconds=3e-3)
+    report.write_csv(tmp_path / "docs/bench-avx2.csv", AVX2._replace(results=[slower]))
     network = replace(WON, name=tables.NETWORKS_IN_README[0], kept=0.5)
     report.write_csv(tmp_path / "docs/networks.csv", REPORT._replace(results=[network]))
     own = replace(WON, name=jax_rows.ROWS[0].name, peers={OWN: 4e-3}, limits=Limits())
     report.write_csv(tmp_path / "docs/jax.csv", REPORT._replace(results=[own]))
-    machine = {**REPORT.machine, "instruction set": "neon"}
-    algorithms.write_csv(tmp_path / "docs/algorithms.csv", machine, ABLATION)
+    algorithms.write_csv(tmp_path / "docs/algorithms.csv", REPORT.machine, ABLATION)
     for name in ("compare.csv", "segment.csv"):
         (tmp_path / "docs" / name).write_text((ROOT / "docs" / name).read_text())
     tables.main()
     readme, performance, pytorch, jax, choosing = ((tmp_path / page).read_text() for page in pages)
-    assert f"| {named.name} | 2 |" in readme
+    for page in (readme, performance):
+        assert f"| **{named.name}** | 2 |" in page
+        assert "| 10% | **3** (at most 2) | **2.67** (at least 4) |" in page
+        assert "Measured on a loom, with 1 thread and avx2 kernels" in page
     assert f"| {network.name} | 2 |" in readme
     assert f"| {network.name} | 2 |" in pytorch
     assert f"| {own.name} | 2 |" in jax
@@ -397,6 +431,7 @@ def test_a_row_of_jax(what: Any) -> None:
     window = (2, 2, 0) if what == "both" else (4, 8)
     row = jax_rows.Row("tiny", what, window, (2, 8, 8, 3))
     result = jax_rows.measure(row, 2, 1)
+    assert result.isa == core.instruction_set()
     assert result.seconds > 0
     assert result.peers[OWN] > 0
 
@@ -509,14 +544,14 @@ def test_an_unknown_instruction_set_is_told_in_one_line(tmp_path: Path) -> None:
 
 
 ABLATION = [
-    algorithms.Timed("wide", "column_sums", {"column_sums": 1e-3, "separable": 3e-3}),
-    algorithms.Timed("small", "unrolled", {"separable": 1e-3, "unrolled": 2e-3}),
-    algorithms.Timed("median", "sliding_ranks", {"sliding_ranks": 1e-3}),
+    algorithms.Timed("wide", "neon", "column_sums", {"column_sums": 1e-3, "separable": 3e-3}),
+    algorithms.Timed("small", "neon", "unrolled", {"separable": 1e-3, "unrolled": 2e-3}),
+    algorithms.Timed("median", "neon", "sliding_ranks", {"sliding_ranks": 1e-3}),
 ]
 
 
 def test_what_each_algorithm_wins(tmp_path: Path) -> None:
-    machine = {**REPORT.machine, "instruction set": "neon (of neon)"}
+    machine = dict(REPORT.machine)
     path = tmp_path / "algorithms.csv"
     algorithms.write_csv(path, machine, ABLATION)
     assert algorithms.read_csv(path) == (machine, ABLATION)
@@ -538,6 +573,7 @@ def test_the_ablation_of_a_few_rows(tmp_path: Path) -> None:
     _, timed = algorithms.read_csv(tmp_path / "algorithms.csv")
     assert [one.row for one in timed] == [r.name for r in rows.select(["max 3x3 s1 batch 4"])]
     for one in timed:
+        assert one.isa == core.instruction_set()
         assert {one.chosen, "separable"} <= set(one.seconds)
 
 

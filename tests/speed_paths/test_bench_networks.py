@@ -15,6 +15,7 @@ pytest.importorskip("rich", reason="the lab extra is not installed")
 
 from torch import nn  # noqa: E402
 
+from poolgrad import core  # noqa: E402
 from poolgrad.cli.commands import app  # noqa: E402
 from poolgrad.tools.bench import measure_network, networks, report  # noqa: E402
 from poolgrad.tools.bench.networks import Network  # noqa: E402
@@ -39,6 +40,7 @@ def bench(out: Path, *arguments: str) -> Any:
 @pytest.mark.parametrize("network", [SMALL, TRAINED, FUSED, replace(TRAINED, change="accelerate")])
 def test_a_network_and_itself_with_our_line(network: Network) -> None:
     result = measure_network.measure(network, 1, 2)
+    assert result.isa == core.instruction_set()
     assert result.apart == 0
     assert [*result.peers] == ["PyTorch"]
     assert result.floor is None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import poolgrad
+from poolgrad import core
 from poolgrad.buffers import dtype_named
 from poolgrad.lab.folder import write_atomic
 from poolgrad.tools import algorithms
@@ -30,6 +31,8 @@ class Timed(NamedTuple):
     ----------
     row : str
         The name of the row.
+    isa : str
+        The instruction set of the kernels, as `core.instruction_set` returns it.
     chosen : str
         The algorithm that the table chooses.
     seconds : dict of str to float
@@ -37,6 +40,7 @@ class Timed(NamedTuple):
     """
 
     row: str
+    isa: str
     chosen: str
     seconds: Mapping[str, float]
 
@@ -83,10 +87,11 @@ def measure(row: Row, threads: int, turns: int) -> Timed:
             calls[name] = call, nullcontext if name == chosen else partial(algorithms.forced, name)
     times = take_turns(calls, turns)
     seconds = {name: min(some) for name, some in times.items()}  # other work only adds time
-    return Timed(row.name, chosen, dict(sorted(seconds.items(), key=lambda item: item[1])))
+    ordered = dict(sorted(seconds.items(), key=lambda item: item[1]))
+    return Timed(row.name, core.instruction_set(), chosen, ordered)
 
 
-_HEADS = ("row", "chosen", "algorithm", "seconds")
+_HEADS = ("row", "isa", "chosen", "algorithm", "seconds")
 
 
 def write_csv(path: Path, machine: Mapping[str, str], timed: Sequence[Timed]) -> None:
@@ -97,7 +102,7 @@ def write_csv(path: Path, machine: Mapping[str, str], timed: Sequence[Timed]) ->
     lines.writerow(_HEADS)
     for one in timed:
         for name, seconds in one.seconds.items():
-            lines.writerow([one.row, one.chosen, name, f"{seconds:.4g}"])
+            lines.writerow([one.row, one.isa, one.chosen, name, f"{seconds:.4g}"])
     write_atomic(path, text.getvalue().encode())
 
 
@@ -105,9 +110,9 @@ def read_csv(path: Path) -> tuple[dict[str, str], list[Timed]]:
     """Read what `write_csv` wrote."""
     lines = path.read_text().splitlines()
     above = [line[2:].partition(": ") for line in lines if line.startswith("# ")]
-    rows: dict[tuple[str, str], dict[str, float]] = {}
+    rows: dict[tuple[str, str, str], dict[str, float]] = {}
     for line in csv.DictReader(line for line in lines if not line.startswith("# ")):
-        own = rows.setdefault((line["row"], line["chosen"]), {})
+        own = rows.setdefault((line["row"], line["isa"], line["chosen"]), {})
         own[line["algorithm"]] = float(line["seconds"])
     machine = {name: value for name, _, value in above}
     return machine, [Timed(*key, seconds) for key, seconds in rows.items()]
@@ -181,9 +186,8 @@ def markdown(machine: Mapping[str, str], timed: Sequence[Timed]) -> str:
     threads = "1 thread" if count == "1" else f"{count} threads"
     text = (
         "*Gain* is the time of the next best algorithm divided by that of the chosen one. Measured"
-        f" on {processor(machine)}, with {threads} and"
-        f" {machine['instruction set'].partition(' ')[0]} kernels. Times are those of the kernels"
-        f" alone, the shortest of {machine['bench turns']} runs."
+        f" on {processor(machine)}, with {threads} and {timed[0].isa} kernels. Times are those of"
+        f" the kernels alone, the shortest of {machine['bench turns']} runs."
     )
     wrong = misses(timed)
     if wrong:

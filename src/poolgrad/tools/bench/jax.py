@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from poolgrad import core
 from poolgrad.tools.bench.result import OWN, Result
 from poolgrad.tools.bench.rows import chosen_by
 
@@ -114,6 +115,7 @@ def measure(row: Row, threads: int, turns: int) -> Result:
         name=row.name,
         dtype="float32",
         shape="x".join(map(str, row.shape)),
+        isa=core.instruction_set(),
         seconds=seconds,
         spread=spread,
         floor=None,

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 import poolgrad
+from poolgrad import core
 from poolgrad.tools.bench.peers import Call, Pool, eager, others
 from poolgrad.tools.bench.result import EAGER, Result
 from poolgrad.tools.bench.rows import Row
@@ -71,6 +72,7 @@ def measure(row: Row, threads: int, turns: int = TURNS) -> Result:
         name=row.name,
         dtype=row.dtype,
         shape="x".join(map(str, row.shape)),
+        isa=core.instruction_set(),
         seconds=mine,
         spread=median_and_spread(times[_OURS])[1],
         floor=copied * bytes_moved(row, x, ys) / (2 * x.nbytes) if copied else None,

@@ -10,6 +10,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
+from poolgrad import core
 from poolgrad.tools.bench.measure import median_and_spread, take_turns, using_threads
 from poolgrad.tools.bench.networks import Network
 from poolgrad.tools.bench.result import EAGER, Result
@@ -57,6 +58,7 @@ def measure(network: Network, threads: int, turns: int) -> Result:
         name=network.name,
         dtype="float32",
         shape="x".join(map(str, network.shape)),
+        isa=core.instruction_set(),
         seconds=seconds,
         spread=spread,
         floor=None,

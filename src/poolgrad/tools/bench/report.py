@@ -32,7 +32,9 @@ from poolgrad.tools.bench.result import (
 from poolgrad.tools.bench.targets import Limits
 from poolgrad.tools.info import describe
 
-_FIELDS = ("name", "dtype", "shape", "seconds", "spread", "floor", "beside", "kept", "apart")
+_NAMES = ("name", "dtype", "shape", "isa")
+_FIELDS = (*_NAMES, "seconds", "spread", "floor", "beside", "kept", "apart")
+_FASTEST = "speedup over the fastest library"
 _PEERS = {"onnxruntime": "ONNX Runtime", "jax": "JAX"}  # packages beside PyTorch
 _OWN = (TIME, FLOOR, TO_FLOOR, TO_OTHER, KEPT, DIFFERENCE)  # the other columns are peers
 _MEANINGS = {
@@ -64,15 +66,19 @@ class Report(NamedTuple):
     results: Sequence[Result]
 
     @property
+    def isa(self) -> str:
+        """The instruction set of the kernels, which is the same in all rows of a run."""
+        return self.results[0].isa
+
+    @property
     def caption(self) -> str:
         """The machine, the threads and the versions, in two sentences."""
         has = self.machine.get
         peers = "".join(f", {name} {has(key)}" for key, name in _PEERS.items() if has(key))
-        kernels = has("instruction set", "unknown").partition(" ")[0]
         count = has("bench threads", "?")
         threads = f"{count} thread{'s' * (count != '1')}"
         return (
-            f"Measured on {processor(self.machine)}, with {threads} and {kernels} kernels:"
+            f"Measured on {processor(self.machine)}, with {threads} and {self.isa} kernels:"
             f" poolgrad {has('poolgrad')}, PyTorch {has('torch')}{peers}."
             f" Times are medians of {has('bench turns')} runs."
         )
@@ -136,14 +142,14 @@ def read_csv(path: Path) -> Report:
     above = [line[2:].partition(": ") for line in lines if line.startswith("# ")]
     results = []
     for line in csv.DictReader(line for line in lines if not line.startswith("# ")):
-        name, dtype, shape, *rest = line.values()
-        number = {head: float(text) if text else None
-                  for head, text in zip(list(line)[3:], rest, strict=True)}  # fmt: skip
+        name, dtype, shape, isa = (line.pop(head) for head in _NAMES)
+        number = {head: float(text) if text else None for head, text in line.items()}
         results.append(
             Result(
                 name,
                 dtype,
                 shape,
+                isa,
                 seconds=number["seconds"] or 0.0,
                 spread=number["spread"] or 0.0,
                 floor=number["floor"],
@@ -256,28 +262,40 @@ def _said(head: str) -> str:
     return head if head in _OWN else f"the speedup over {head}"
 
 
-def markdown(report: Report, names: Sequence[str] = ()) -> str:
+def markdown(report: Report, names: Sequence[str] = (), others: Sequence[Report] = ()) -> str:
     """Table for a page: all rows, or these rows and those that miss a target.
 
-    A figure that misses its target is bold, with the target beside it.
+    Each other run, with another instruction set, adds two columns: time / floor, and the speedup
+    over the fastest peer. A figure that misses its target is bold, with the target beside it; the
+    name of a row is bold if a figure of any run does.
     """
     kept = [r for r in report.results if not names or r.name in names or not r.met]
+    missed = {r.name for run in (report, *others) for r in run.results if not r.met}
     part = Report(report.machine, kept)
     peers = [head if head in _OWN else f"speedup over {head}" for head in part.columns]
-    heads = ["row", *peers, "spread"]
+    brief = [f"{run.isa}: {head}" for run in others for head in (TO_FLOOR, _FASTEST)]
+    heads = ["row", *peers, "spread", *brief]
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
+    runs = [{r.name: (r.figures.get(TO_FLOOR), r.fastest) for r in run.results} for run in others]
     for result in kept:
         cells = [_emphasised(result.figures.get(head)) for head in part.columns]
-        name = result.name if result.met else f"**{result.name}**"
-        lines.append([name, *cells, f"{result.spread:.0%}"])
+        more = [figure for run in runs for figure in run.get(result.name, (None, None))]
+        name = f"**{result.name}**" if result.name in missed else result.name
+        lines.append([name, *cells, f"{result.spread:.0%}", *map(_emphasised, more)])
+    texts = [[report.caption, *part.legend, *_misses(report)]]
+    for run in others:
+        texts.append([f"The columns *{run.isa}* are from another run.", run.caption, *_misses(run)])
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n\n".join([table, *map(" ".join, texts)])
+
+
+def _misses(report: Report) -> list[str]:
+    """A sentence about the rows that miss a target, in a list; none if every row meets its own."""
     missed = sum(not result.met for result in report.results)
-    text = " ".join([part.caption, *part.legend])
-    if missed:
-        miss = "misses a target and is" if missed == 1 else "miss a target and are"
-        text += (
-            f" {missed} of {len(report.results)} rows {miss} in bold; the target is in parentheses."
-        )
-    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", text])
+    if not missed:
+        return []
+    miss = f"{missed} of {len(report.results)} rows miss{'es' * (missed == 1)} a target"
+    return [f"{miss}; the figure is in bold, with the target in parentheses."]
 
 
 def _emphasised(figure: Figure | None) -> str:

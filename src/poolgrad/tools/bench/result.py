@@ -36,6 +36,8 @@ class Result:
     ----------
     name, dtype, shape : str
         Name, dtype and shape of the row.
+    isa : str
+        The instruction set of the kernels, as `core.instruction_set` returns it.
     seconds, spread : float
         The median of poolgrad, and the interquartile range divided by it.
     floor : float or None
@@ -55,6 +57,7 @@ class Result:
     name: str
     dtype: str
     shape: str
+    isa: str
     seconds: float
     spread: float
     floor: float | None
@@ -85,6 +88,11 @@ class Result:
                 seconds / self.seconds, 1.0 if least is None else least, at_least=True
             )
         return figures
+
+    @property
+    def fastest(self) -> Figure | None:
+        """The speedup over the fastest peer."""
+        return min((self.figures[peer] for peer in self.peers), default=None)
 
     @property
     def met(self) -> bool:
