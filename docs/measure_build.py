@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+SETS = ("avx512", "avx2", "x86_64_v2", "neon", "baseline")
 
 
 def compile_one(log: str, command: list[str]) -> int:
@@ -66,12 +67,13 @@ def table(log: Path, folder: Path) -> Iterator[str]:
     for seconds, target in units:
         parts = target.relative_to(folder).parts
         library = parts[1].removesuffix(".dir")  # kernels_avx512, kernels_avx512_fast, _kernels
-        isa = library.removeprefix("kernels_").removesuffix("_fast")
         name = "/".join(parts[2:]).removesuffix(".o")
+        if parts[2] == "Unity":
+            name = f"{library}, united sources"
         size = code_bytes(target)
         total, code = total + seconds, code + size
-        shown = isa if library.startswith("kernels_") else "any"
-        yield f"| `{name}` | {shown} | {seconds:.1f} | {size / 1000:.0f} |"
+        isa = next((name for name in SETS if library.startswith(f"kernels_{name}")), "any")
+        yield f"| `{name}` | {isa} | {seconds:.1f} | {size / 1000:.0f} |"
     yield f"| all | | {total:.0f} | {code / 1000:.0f} |"
 
 

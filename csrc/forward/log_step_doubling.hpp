@@ -15,8 +15,11 @@ void double_up(i64 kernel, i64 gap, const typename Op::In* from, i64 n, typename
   using Row = typename Op::Row;
   i64 size = kMaxFolded;                           // inputs that each element of `partial` holds
   i64 done = Op::kIdempotent ? 0 : kernel % size;  // inputs that each element of `to` holds
-  if (done > 0) Op::fold_inputs(to, n, from, 1, gap, done, 0);
-  Op::fold_inputs(partial, n + (kernel - size) * gap, from, 1, gap, size, 0);
+  if constexpr (!Op::kIdempotent) {
+    if (done > 0) Op::fold_inputs(to, n, from, 1, gap, done, 0);
+  }
+  Op::fold_taps(partial, n + (kernel - size) * gap, from, StrideOne{gap}, 0, Const<kMaxFolded>{},
+                std::true_type{});
   for (;; size *= 2) {
     if (!Op::kIdempotent && (kernel & size)) {
       const Row more = Op::at(partial, done * gap);
@@ -93,7 +96,7 @@ class WidthReduction {
   // Reduces input row (d, h) of each plane into one row of outputs. Returns false if Op needs
   // finite inputs, the row is doubled, and the sum of its inputs is not finite.
   bool row(i64 d, i64 h, Row into) {
-    if (doubles_) return double_row(d, h, into);
+    if (kNeedsFinite || doubles_) return double_row(d, h, into);
     reduce(reader_.row(d, h), into);
     return true;
   }

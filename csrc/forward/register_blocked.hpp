@@ -266,13 +266,14 @@ class RegisterBlocked {
     using V = Vec<T, static_cast<int>(kLanes)>;
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const i64 channels = p_.inner, length = p_.out_row(), first = oh * S - height.lo;
+    const i64 step = x_.width, pitch = x_.height;  // not read again after each store
     const T* const plane = reinterpret_cast<const T*>(plane_);
     V nan_check{};
     const auto pixel = [&](i64 o, auto edge) __attribute__((always_inline)) {
       const i64 column = o * S - width.lo;
       for (i64 c = 0; c < channels; c += kLanes) {
         const i64 channel = smaller(c, channels - kLanes), at = (o - lo) * channels + channel;
-        i64 from = first * x_.height + column * x_.width + channel, h = first;
+        i64 from = first * pitch + column * step + channel, h = first;
         reduce_columns<Op, K, S, V>(
             rows, 1, nan_check,
             [&](i64) { return DepthSlice<typename Op::template Partial<V>>{0, nullptr, false}; },
@@ -281,12 +282,12 @@ class RegisterBlocked {
               for (i64 t = 0; t < K; ++t) {
                 const bool inside =
                     !edge || (h >= 0 && h < height.in && column + t >= 0 && column + t < width.in);
-                value[t] = inside ? load<V>(plane + from + t * x_.width) : V{} + fill_;
+                value[t] = inside ? load<V>(plane + from + t * step) : V{} + fill_;
               }
               POOLGRAD_UNROLL
               for (i64 t = K - S; t < K; ++t)
-                prefetch(plane + from + t * x_.width + kPrefetchElements<T>);
-              from += x_.height, ++h;
+                prefetch(plane + from + t * step + kPrefetchElements<T>);
+              from += pitch, ++h;
             },
             [] {},
             [&](i64 q, const auto& partial) {
