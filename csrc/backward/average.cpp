@@ -113,10 +113,10 @@ class GatherShares {
            max_windows(a) <= kMaxInverseTaps && reach(a) / a.stride <= kMaxMargin;
   }
 
-  // Whether the same windows hold some rows of inputs, so that a row is computed once. (covering()
-  // is exact then.)
+  // Whether the same windows hold most rows of inputs as the row before, so that a row is computed
+  // once. (covering() is exact then.)
   static bool repeats_rows(const Axis& a) {
-    return a.out > 1 && a.dilation == 1 && (!a.regular() || a.stride > 1);
+    return a.out > 1 && a.dilation == 1 && (!a.regular() || (a.stride > 1 && !a.overlap));
   }
 
   // The number of slots, a power of two: enough for all outputs whose windows hold one input, or
@@ -219,7 +219,7 @@ class GatherShares {
     const T* from[kMaxUnrolledPhases] = {};  // the inputs of each phase
     for (i64 k = 0; k < smaller(stride, n_); ++k) {
       from[k] = phase_rows_ + k * n_;
-      if (stride > 2 && phases_[k].count == 1) from[k] = sums + phases_[k].shift[0];
+      if (phases_[k].count == 1) from[k] = sums + phases_[k].shift[0];
       else add_phase(phases_[k], sums, phase_rows_ + k * n_);
     }
     interleave_phases(from, stride, row, n_);

@@ -37,8 +37,7 @@ POOLGRAD_LOOP void separate_phases(const T* from, i64 phases, T* const* to, i64 
 }
 
 // Computes to[i * phases + k] = from[k][i] for a row of n elements. Adds 0, so that -0.0 becomes
-// 0.0, as in sums that begin with 0; two phases must be such sums. N: the phases, if there are at
-// most kMaxUnrolledPhases.
+// 0.0, as in sums that begin with 0. N: the phases, if there are at most kMaxUnrolledPhases.
 template <i64 N = 1, class T>
 void interleave_phases(const T* const* from, i64 phases, T* to, i64 n) {
   if constexpr (N <= kMaxUnrolledPhases) {

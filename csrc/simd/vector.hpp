@@ -315,13 +315,13 @@ POOLGRAD_INLINE void transpose(V (&square)[W]) {
   }
 }
 
-// Interleaves two rows of n elements.
+// Interleaves two rows of n elements. Adds 0, so that -0.0 becomes 0.0.
 template <class T>
 POOLGRAD_LOOP void interleave_rows(const T* __restrict even, const T* __restrict odd,
                                    T* __restrict to, i64 n) {
   lanes<T>(n, [&](auto w, i64 i) {
     using V = Vec<T, w()>;
-    store_interleaved(to + 2 * i, load<V>(even + i), load<V>(odd + i));
+    store_interleaved(to + 2 * i, V{} + load<V>(even + i), V{} + load<V>(odd + i));
   });
 }
 
