@@ -22,7 +22,7 @@ SHAPE, HALF = [2, 3, 8, 8], [2, 3, 4, 4]
 WORDS = {
     "channels_last": False, "inner": -1, "shape": SHAPE, "ties": "first", "routes": "bytes",
     "tracked": True,
-    "count_include_pad": True, "divisor": 0, "mean": False,
+    "count_include_pad": True, "divisor": 0, "rounding": [], "mean": False,
 }  # fmt: skip
 FIXED = flatten(fixed(2, 2))
 WINDOWS = {

@@ -108,6 +108,19 @@ class BoundPlan : public PlanLayout {
         static_cast<double>(divisor));
   }
 
+  // Rounds averages to integers of the dtype of x. `scale` etc.: see Quantization.
+  void average_quantized(Input x, Output y, bool count_padding, i64 divisor, float scale,
+                         float zero_point, float added_before, float added_after,
+                         int threads) const {
+    require_one_dtype();
+    View from = per_input(x, in_);
+    from.zero_point = zero_point;
+    Planes<Dense> to = per_output(y, out_);
+    to.first.quantization = {scale, added_before, added_after};
+    run(kernels().weighted->average, no_tables(), threads, from, to, count_padding,
+        static_cast<double>(divisor));
+  }
+
   void mixed(Input x, Input alpha, i64 count, bool count_padding, Output y, Output routes,
              Output sensitivity, int threads) const {
     require_one_dtype();
@@ -160,6 +173,7 @@ class BoundPlan : public PlanLayout {
     f("unpool", &BoundPlan::unpool<false>);
     f("unpool_backward", &BoundPlan::unpool<true>);
     f("average", &BoundPlan::average<false>);
+    f("average_quantized", &BoundPlan::average_quantized);
     f("average_backward", &BoundPlan::average<true>);
     f("mixed", &BoundPlan::mixed);
     f("mixed_backward", &BoundPlan::mixed_backward);

@@ -34,13 +34,10 @@ struct MeanState {
   A* divisors;  // of the row, without the factor that all outputs share
 };
 
-// Divides a row of n sums, which are whole vectors. Adds 0, so that a sum of negative zeros is 0.0.
+// Divides a row of n sums.
 template <class A>
-POOLGRAD_LOOP void divide(A* sums, A rows, const A* divisors, i64 n) {
-  lanes<A>(n, [&](auto w, i64 i) {
-    using V = Vec<A, w()>;
-    store(sums + i, (V{} + load<V>(sums + i)) / (rows * load<V>(divisors + i)));
-  });
+POOLGRAD_LOOP void divide(typename Mean<A, false>::Target to, i64 n) {
+  lanes<A>(n, [&](auto w, i64 i) { Mean<A, false>::divide(to, i, load<Vec<A, w()>>(to.y + i)); });
 }
 
 // Memory of a tile of averages of small windows.
@@ -66,7 +63,7 @@ class MeanOutput {
   Target open(i64 od, i64 oh, i64 rows, i64 at, i64 n, bool prefetches) {
     for (i64 q = 0; q < rows; ++q) rows_[q] = static_cast<A>(divisor_.of_rows(p_, od, oh + q));
     const i64 first = first_ + p_.output_index(od, oh, tile_.lo[2]) + at;
-    return {y_.reserve(first, n, prefetches), columns_ + at, rows_};
+    return {y_.reserve(first, n, prefetches), columns_ + at, rows_, &divisor_.quantization};
   }
   void close(Target, i64) {}
 
@@ -83,17 +80,17 @@ class MeanOutput {
 // Averages by Separable or ColumnSums.
 template <class A, class Windows>
 void average_by_rows(const Work& work, const View& x, Dense y, Divisor divisor,
-                     const PlanDivisor* input_divisor = nullptr) {
+                     const ReadOptions<A>& reading = {}) {
   const Plan& p = *work.plan;
   using State = MeanState<A, Windows>;
   Batch batch = Windows::batch(p);
-  if (input_divisor) batch = {1, p.inner};
+  if (reading.windows) batch = {1, p.inner};
   Plan part = p;
   part.inner = batch.channels;
   over_outputs(
       work,
       [&](const Tile& tile, Arena& arena) {
-        return State(part, x, tile, {0, input_divisor}, arena, batch.planes);
+        return State(part, x, tile, reading, arena, batch.planes);
       },
       [&](State& state, i64 first, i64 last, const Tile& tile) {
         for (i64 k = 0; k < batch.planes; ++k)
@@ -102,8 +99,9 @@ void average_by_rows(const Work& work, const View& x, Dense y, Divisor divisor,
         in_batches(p, batch, first, last, [&](i64 plane, i64 planes, i64 channel) {
           over_batch(p, batch, x, tile, plane, planes, channel, state.windows, state.row,
                      [&](i64 od, i64 oh, typename Sum<A>::Row row, const Segments& segments) {
-                       divide(row.v, static_cast<A>(divisor.of_rows(p, od, oh)), state.divisors,
-                              state.windows.length());
+                       const A rows = static_cast<A>(divisor.of_rows(p, od, oh));
+                       divide<A>({row.v, state.divisors, &rows, &divisor.quantization},
+                                 state.windows.length());
                        write_segments(y, row.v, segments);
                      });
         });
@@ -114,18 +112,9 @@ void average_by_rows(const Work& work, const View& x, Dense y, Divisor divisor,
 template <class A, bool Lines>
 void average_small_windows(const Work& work, Algorithm algorithm, const View& x, Dense y,
                            Divisor divisor) {
-  const Plan& p = *work.plan;
-  using Output = MeanOutput<A, Lines>;
-  using State = SmallWindows<Mean<A, Lines>, Output>;
-  over_outputs(
-      work,
-      [&](const Tile& tile, Arena& arena) {
-        return State(algorithm, p, x, tile, 0, arena,
-                     [&](i64 longest) { return Output(p, tile, divisor, y, longest, arena); });
-      },
-      [&](State& state, i64 plane, const Tile&) {
-        state.output.start(plane);
-        state.compute_tile(plane_of(x, plane));
+  over_small_windows<Mean<A, Lines>>(
+      work, algorithm, x, 0, false, [&](const Tile& tile, i64 longest, Arena& arena) {
+        return MeanOutput<A, Lines>(*work.plan, tile, divisor, y, longest, arena);
       });
 }
 
@@ -133,9 +122,11 @@ void average(const Work& whole, const View& given, Dense y, bool count_padding, 
   View x = given;
   const Plan p = flattened(*whole.plan, given, &x);
   const Work work{&p, whole.threads};
-  const Divisor divide{count_padding, divisor};
+  const Divisor divide{count_padding, divisor, y.quantization};
   const Algorithm algorithm = choose(call_of(Task::average, work, x));
-  by_sum(x.dtype, [&](auto a) {
+  constexpr i64 kExactTaps = (1 << 24) / 255;  // float holds every sum of so many bytes
+  const bool is_exact = y.quantization.scale == 0 || p.taps <= kExactTaps;
+  by_sum(is_exact ? x.dtype : Dtype::float64, [&](auto a) {
     using A = decltype(a);
     switch (algorithm) {
       case Algorithm::plane_means:
@@ -165,10 +156,10 @@ void average_of_transposed(const Work& work, const View& gy, Divisor divisor, De
   Plan back = *work.plan;
   for (Axis& axis : back.axis) axis = transposed(axis);
   const Work transposed_work{&back, work.threads};
-  const PlanDivisor input_divisor{*work.plan, divisor};
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
-    average_by_rows<A, Separable<Sum<A>>>(transposed_work, gy, gx, {false, 1}, &input_divisor);
+    average_by_rows<A, Separable<Sum<A>>>(transposed_work, gy, gx, {false, 1},
+                                          {.windows = work.plan, .divisor = divisor});
   });
 }
 

@@ -39,12 +39,12 @@ class ColumnSums {
     for (i64 i = 0; i < depth.taps; ++i) {
       const i64 d = depth.begin + i * p_.axis[0].dilation;
       in_groups(height.taps, [&](i64 size, i64 begin) {
-        const A* rows[kMaxFolded];
+        typename Sum<A>::RowsLoader from;
         for (i64 t = 0; t < size; ++t) {
           const i64 h = height.begin + (begin + t) * p_.axis[1].dilation;
-          rows[t] = reader_.row(d, h) + columns_.lo;
+          from.rows[t] = reader_.row(d, h) + columns_.lo;
         }
-        Sum<A>::add(sums_, n, rows, size, i + begin == 0);
+        Sum<A>::add({sums_}, n, from, size, i + begin == 0);
       });
     }
     for (i64 o = tile_.lo[2]; o < tile_.hi[2]; ++o) {
@@ -58,7 +58,7 @@ class ColumnSums {
 
  private:
   static ReadOptions<A> reading(const Axis& height) {
-    return {0, nullptr, false, A(0), 1, (kMaxFolded - 1) * height.dilation + 1, true};
+    return {.heights = (kMaxFolded - 1) * height.dilation + 1, .pack = true};
   }
 
   const Plan& p_;

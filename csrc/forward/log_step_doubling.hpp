@@ -15,9 +15,7 @@ void double_up(i64 kernel, i64 gap, const typename Op::In* from, i64 n, typename
   using Row = typename Op::Row;
   i64 size = kMaxFolded;                           // inputs that each element of `partial` holds
   i64 done = Op::kIdempotent ? 0 : kernel % size;  // inputs that each element of `to` holds
-  if constexpr (!Op::kIdempotent) {
-    if (done > 0) Op::fold_inputs(to, n, from, 1, gap, done, 0);
-  }
+  if (done > 0) Op::fold_inputs(to, n, from, 1, gap, done, 0);
   Op::fold_taps(partial, n + (kernel - size) * gap, from, StrideOne{gap}, 0, Const<kMaxFolded>{},
                 std::true_type{});
   for (;; size *= 2) {

@@ -20,6 +20,7 @@ class PlaneMeans {
   PlaneMeans(const Plan& flat, Dense y, Divisor divisor, Arena& arena)
       : n_(flat.axis[2].in),
         divisor_(divisor_of_plane<A>(flat, divisor)),
+        to_(y.quantization),
         y_(y, W, arena),
         copies_(arena.take<A>(W * smaller(n_, kMaxCopiedPlane))) {}
 
@@ -35,7 +36,7 @@ class PlaneMeans {
         find_planes(x, plane, planes, from);
         sums = sums_of(from);
       }
-      store_first(y_.reserve(plane, planes), (V{} + sums) / divisor_, planes);
+      store_first(y_.reserve(plane, planes), quotient(V{} + sums, V{} + divisor_, to_), planes);
     }
   }
 
@@ -143,6 +144,7 @@ class PlaneMeans {
 
   const i64 n_;
   const A divisor_;
+  const Quantization to_;
   RowWriter<A> y_;
   A* copies_;
 };

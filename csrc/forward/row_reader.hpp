@@ -46,13 +46,14 @@ inline bool has_little_padding(const Axis& a) {
 // Options of a Reader.
 template <class A>
 struct ReadOptions {
-  i64 flips = 0;                         // bits to flip
-  const PlanDivisor* divisor = nullptr;  // divide by divisors
-  bool pad = false;                      // add narrow padding to copied rows
-  A fill{};                              // value of the padding
-  i64 depths = 1, heights = 1;           // neighbouring rows that are kept in the buffer
+  i64 flips = 0;                // bits to flip
+  bool pad = false;             // add narrow padding to copied rows
+  A fill{};                     // value of the padding
+  i64 depths = 1, heights = 1;  // neighbouring rows that are kept in the buffer
   bool pack = false;  // copy rows with gaps between columns: the order of sums then depends on the
                       // shape only
+  const Plan* windows = nullptr;  // divide each input by the divisor of its window
+  Divisor divisor{};
 };
 
 // Reads input rows as numbers of type A; copies a row only if it must be converted or padded.
@@ -65,7 +66,7 @@ class Reader {
         options_(options),
         inner_(p.inner),
         rows_(p.axis[1].in),
-        direct_(!options.flips && !options.divisor && x.dtype == DtypeOf<A>::value &&
+        direct_(!options.flips && !options.windows && x.dtype == DtypeOf<A>::value &&
                 (p.inner == 1 || x.inner == 1) && !x.row_columns &&
                 !(options.pack && x.width != p.inner)) {
     const Axis& a = p.axis[2];
@@ -80,7 +81,7 @@ class Reader {
     length_ = (to_ - from_) * p.inner;
     bytes_ = (hi_ - lo_) * (p.inner > 1 ? p.inner : x.width) * size_of(x.dtype);
     if (direct_) return;
-    if (options.divisor) divisors_ = arena.take<A>((hi_ - lo_) * p.inner);
+    if (options.windows) divisors_ = arena.take<A>((hi_ - lo_) * p.inner);
     buffers_ = arena.take<A>(slots * length_);
     cached_ = arena.take<CachedRow>(slots);
   }
@@ -94,7 +95,7 @@ class Reader {
     for (i64& prefetched : prefetched_) prefetched = -1;
     const i64 slots = (depth_mask_ + 1) * (height_mask_ + 1);
     for (i64 k = 0; !direct_ && k < slots; ++k) cached_[k].key = -1;
-    if (options_.divisor) options_.divisor->fill_row(lo_, hi_, divisors_);
+    if (options_.windows) options_.divisor.fill_row(*options_.windows, lo_, hi_, divisors_);
   }
 
   const A* at(i64 d, i64 h) const {  // requires direct()
@@ -138,8 +139,8 @@ class Reader {
       flip(from, valid, n, options_.flips);
       from = valid;
     }
-    if (kFloat<A> && options_.divisor) {
-      const A rows = static_cast<A>(options_.divisor->of_rows(d, h));
+    if (kFloat<A> && options_.windows) {
+      const A rows = static_cast<A>(options_.divisor.of_rows(*options_.windows, d, h));
       for (i64 i = 0; i < n; ++i) valid[i] = static_cast<A>(from[i] / (rows * divisors_[i]));
       from = valid;
     }

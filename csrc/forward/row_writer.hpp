@@ -8,6 +8,20 @@
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
+// Copies n numbers to elements first, first + 1, ... of an array, converted if it has another
+// dtype. nontemporal: with non-temporal stores.
+template <class T>
+POOLGRAD_INLINE void put(Dense to, i64 first, const T* from, i64 n, bool nontemporal = false) {
+  if (!has_type<T>(to)) return write(to, first, from, n);
+  T* at = elements_of<T>(to, first);
+  overlapping_lanes<T>(n, [&](auto w, i64 i) {
+    const auto values = load<Vec<T, w()>>(from + i);
+    if (nontemporal) return store_nontemporal(at + i, values);
+    prefetch(at + i + kPrefetchElements<T>);
+    store(at + i, values);
+  });
+}
+
 // Writes rows that are computed in memory order: in place or, if the array has another dtype,
 // through a small buffer.
 template <class T>
@@ -59,15 +73,7 @@ class RowWriter {
   // Copies elements first ... first + n to the array. nontemporal: they are a whole row, and
   // non-temporal stores are used.
   void put(i64 first, const T* from, i64 n, bool nontemporal = false) {
-    if (!to_.data) return;
-    if (buffer_) return write(to_, first, from, n);
-    T* to = elements_of<T>(to_, first);
-    overlapping_lanes<T>(n, [&](auto w, i64 i) {
-      const auto values = load<Vec<T, w()>>(from + i);
-      if (nontemporal) return store_nontemporal(to + i, values);
-      prefetch(to + i + kPrefetchElements<T>);
-      store(to + i, values);
-    });
+    if (to_.data) poolgrad::put(to_, first, from, n, nontemporal);
   }
 
  private:

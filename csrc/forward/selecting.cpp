@@ -15,9 +15,7 @@ POOLGRAD_LOOP void store_routes(const u32* from, Dense to, const Segments& s) {
   for (i64 k = 0; k < s.count; ++k, from += s.from_spacing) {
     const i64 first = s.first + k * s.to_spacing;
     prefetch(elements_of<char>(to, (first + kPrefetchElements<u32>)*size_of(to.dtype)));
-    overlapping_lanes<u32>(s.length, [&](auto w, i64 i) {
-      put_routes(load<Vec<u32, w()>>(from + i), to, first + i, w());
-    });
+    store_routes(from, to, first, s.length);
   }
 }
 
@@ -48,7 +46,6 @@ void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which
   const Plan& p = *work.plan;
   using Op = Max<A, WithRoutes>;
   using Fast = Max<A, WithRoutes, kFloat<A> && !kSpecialised<A>>;
-  using State = SeparableState<Op, Fast>;
   const i64 flips = flips_of<A>(which, x.dtype);
   const bool has_empty = WithRoutes && has_empty_windows(p);
   const bool assume_finite = doubles_along(p.axis[2]);
@@ -58,9 +55,9 @@ void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which
   over_outputs(
       work,
       [&](const Tile& tile, Arena& arena) {
-        return State(part, x, tile, flips, batch.planes, arena);
+        return SeparableState<Op, Fast>(part, x, tile, flips, batch.planes, arena);
       },
-      [&](State& state, i64 first, i64 last, const Tile& tile) {
+      [&](auto& state, i64 first, i64 last, const Tile& tile) {
         in_batches(p, batch, first, last, [&](i64 plane, i64 planes, i64 channel) {
           const auto run = [&](auto& windows) {
             return over_batch(p, batch, x, tile, plane, planes, channel, windows, state.row,

@@ -46,21 +46,10 @@ class SelectingOutput {
 template <class Op>
 void small_windows(const Work& work, Algorithm algorithm, const View& x, Dense y, Dense routes,
                    Select which, i64 flips = 0) {
-  const Plan& p = *work.plan;
-  using Output = SelectingOutput<Op>;
-  using State = SmallWindows<Op, Output>;
-  over_outputs(
-      work,
-      [&](const Tile& tile, Arena& arena) {
-        return State(algorithm, p, x, tile, flips, arena, [&](i64 longest) {
-          return Output(p, tile, y, routes, which, flips, longest, arena);
-        });
-      },
-      [&](State& state, i64 plane, const Tile&) {
-        state.output.start(plane);
-        state.compute_tile(plane_of(x, plane));
-      },
-      true);
+  over_small_windows<Op>(
+      work, algorithm, x, flips, true, [&](const Tile& tile, i64 longest, Arena& arena) {
+        return SelectingOutput<Op>(*work.plan, tile, y, routes, which, flips, longest, arena);
+      });
 }
 
 // Computes small windows. Routed, Unrouted: the operator with and without routes.

@@ -2,6 +2,7 @@
 // then the depth, the order in which the first winner is the first in row-major order.
 #pragma once
 
+#include "forward/row_writer.hpp"
 #include "forward/van_herk.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
@@ -58,7 +59,6 @@ class Separable {
     reduced_depth_ = height_depth_ = -1;
     finite_ = true;
   }
-  void start(const char* plane) { start(&plane, 1); }
 
   // Computes the reduced row (od, oh) and returns where it is: in `into`, or in a buffer. Rows are
   // computed in ascending order.
@@ -108,18 +108,8 @@ struct Segments {
 // Writes a row.
 template <class T>
 POOLGRAD_LOOP void write_segments(Dense to, const T* from, const Segments& s) {
-  for (i64 k = 0; k < s.count; ++k, from += s.from_spacing) {
-    const i64 first = s.first + k * s.to_spacing;
-    if (!has_type<T>(to)) {
-      write(to, first, from, s.length);
-      continue;
-    }
-    T* segment = elements_of<T>(to, first);
-    overlapping_lanes<T>(s.length, [&](auto w, i64 i) {
-      prefetch(segment + i + kPrefetchElements<T>);
-      store(segment + i, load<Vec<T, w()>>(from + i));
-    });
-  }
+  for (i64 k = 0; k < s.count; ++k, from += s.from_spacing)
+    put(to, s.first + k * s.to_spacing, from, s.length);
 }
 
 // Reduces a batch of a tile and calls use(od, oh, row, segments) for each row of outputs. channel:

@@ -79,4 +79,23 @@ class SmallWindows {
   Output output;
 };
 
+// Computes all tiles. make_output(tile, n, arena): the output of at most n elements at a time;
+// independent: see over_outputs().
+template <class Op, class MakeOutput>
+void over_small_windows(const Work& work, Algorithm algorithm, const View& x, i64 flips,
+                        bool independent, MakeOutput&& make_output) {
+  using State = SmallWindows<Op, std::invoke_result_t<MakeOutput, const Tile&, i64, Arena&>>;
+  over_outputs(
+      work,
+      [&](const Tile& tile, Arena& arena) {
+        return State(algorithm, *work.plan, x, tile, flips, arena,
+                     [&](i64 longest) { return make_output(tile, longest, arena); });
+      },
+      [&](State& state, i64 plane, const Tile&) {
+        state.output.start(plane);
+        state.compute_tile(plane_of(x, plane));
+      },
+      independent);
+}
+
 }  // namespace poolgrad::inline POOLGRAD_ISA

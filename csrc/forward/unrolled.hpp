@@ -191,8 +191,8 @@ class Unrolled {
 
   static ReadOptions<T> reading(const Plan& p, i64 flips) {
     const auto length = [](const Axis& a) { return smaller(a.in, covered_length(a, 1)); };
-    return {flips,     nullptr,           Op::kPads && is_worth_padding(p),
-            Op::kFill, length(p.axis[0]), length(p.axis[1])};
+    return {flips, Op::kPads && is_worth_padding(p), Op::kFill, length(p.axis[0]),
+            length(p.axis[1])};
   }
 
   // Computes one output of all channels.

@@ -15,7 +15,7 @@ namespace poolgrad::inline POOLGRAD_ISA {
 template <class S, class A>
 A rounded(A value) {
   S small;
-  narrow_run(&value, &small, 1, A(0));
+  narrow_run(&value, &small, 1);
   widen_run(&small, &value, 1);
   return value;
 }

@@ -18,6 +18,7 @@ struct View {
   i64 row_columns = 0, depth_rows = 1;
   int outer_axes = 0;
   i64 outer_size[kMaxAxes], outer_stride[kMaxAxes];
+  float zero_point = 0;  // of quantised integers: subtracted from elements that are read
 };
 
 // A real number, or one for each channel, in the type of the arithmetic (float or double).
@@ -44,16 +45,14 @@ inline const char* plane_of(const View& v, i64 index) {
 
 // Copies n columns of a row, converted, to contiguous memory.
 template <class S, class A>
-void copy_columns(const S* from, i64 n, i64 width, i64 inner, i64 inner_stride, A* to) {
-  const bool packed = inner == 1 || inner_stride == 1;
-  if (packed && (width == inner || n == 1)) return widen_run(from, to, n * inner);
-  for (i64 w = 0; w < n; ++w) {
-    const S* column = from + w * width;
-    if (packed && inner > 1) {
-      widen_run(column, to + w * inner, inner);
-    } else {
-      for (i64 c = 0; c < inner; ++c) widen_run(column + c * inner_stride, to + w * inner + c, 1);
-    }
+void copy_columns(const View& v, const S* from, i64 n, i64 inner, A* to) {
+  const A zero_point = static_cast<A>(v.zero_point);
+  const bool packed = inner == 1 || v.inner == 1;
+  if (packed && (v.width == inner || n == 1)) return widen_run(from, to, n * inner, zero_point);
+  for (i64 w = 0; w < n; ++w, from += v.width, to += inner) {
+    if (packed && inner > 1) widen_run(from, to, inner, zero_point);
+    else
+      for (i64 c = 0; c < inner; ++c) widen_run(from + c * v.inner, to + c, 1, zero_point);
   }
 }
 
@@ -68,7 +67,7 @@ POOLGRAD_LOOP void copy_merged_rows(const View& v, const char* row, i64 inner, i
       end = smaller(hi, (h + 1) * v.row_columns);
       const i64 at =
           h / v.depth_rows * v.depth + h % v.depth_rows * v.height + c % v.row_columns * v.width;
-      copy_columns(reinterpret_cast<const S*>(row) + at, end - c, v.width, inner, v.inner, to);
+      copy_columns(v, reinterpret_cast<const S*>(row) + at, end - c, inner, to);
     }
   });
 }
@@ -89,7 +88,7 @@ POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d
   if (packed && v.dtype == DtypeOf<A>::value) return reinterpret_cast<const A*>(row);
   by_element<A>(v.dtype, [&](auto s) {
     using S = decltype(s);
-    copy_columns(reinterpret_cast<const S*>(row), n, v.width, inner, v.inner, buffer);
+    copy_columns(v, reinterpret_cast<const S*>(row), n, inner, buffer);
   });
   return buffer;
 }

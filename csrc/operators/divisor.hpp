@@ -2,6 +2,7 @@
 #pragma once
 
 #include "geometry/window.hpp"
+#include "simd/dtype.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
@@ -11,6 +12,7 @@ namespace poolgrad::inline POOLGRAD_ISA {
 struct Divisor {
   bool count_padding;
   double fixed;  // 0: count
+  Quantization quantization{};
 
   double along(const Axis& a, i64 o) const {
     if (a.regular() && o >= a.full_lo && o < a.full_hi) return static_cast<double>(a.kernel);
@@ -29,16 +31,16 @@ struct Divisor {
   }
 };
 
-// Divisors of the windows of one plan.
-struct PlanDivisor {
-  const Plan& windows;
-  Divisor divisor;
-
-  double of_rows(i64 od, i64 oh) const { return divisor.of_rows(windows, od, oh); }
-  template <class A>
-  void fill_row(i64 lo, i64 hi, A* row) const {
-    divisor.fill_row(windows, lo, hi, row);
-  }
-};
+// Divides sums by their divisors or, if they are quantised, multiplies them with rounded
+// reciprocals, as PyTorch does, and rounds them to integers: the sum with kInteger has no bits for
+// a fraction.
+template <class V>
+POOLGRAD_INLINE V quotient(V sum, V divisor, const Quantization& to) {
+  if (to.scale == 0) return sum / divisor;
+  constexpr float kInteger = 0x1.8p23f;
+  const auto mean = convert<float>(sum) * convert<float>(to.scale / divisor) + to.added_before;
+  return convert<std::remove_cvref_t<decltype(sum[0])>>(mean + kInteger - kInteger +
+                                                        to.added_after);
+}
 
 }  // namespace poolgrad::inline POOLGRAD_ISA

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "base/scratch.hpp"
+#include "operators/divisor.hpp"
 #include "operators/groups.hpp"
-#include "simd/dtype.hpp"
 #include "simd/prefetch.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
@@ -84,26 +84,23 @@ struct Sum {
   }
 
   static void fold_rows(Row to, i64 n, const Row* rows, i64, i64, i64 count, bool is_first) {
-    const A* from[kMaxFolded];
-    for (i64 t = 0; t < count; ++t) from[t] = rows[t].v;
-    add(to.v, n, from, count, is_first);
+    RowsLoader from;
+    for (i64 t = 0; t < count; ++t) from.rows[t] = rows[t].v;
+    add(to, n, from, count, is_first);
   }
 
+  // Loads elements i, i + 1, ... of row t.
+  struct RowsLoader {
+    const A* rows[kMaxFolded];
+    template <class V>
+    V get(const A*, i64 i, i64 t) const {
+      return load<V>(rows[t] + i);
+    }
+  };
   // Adds `count` rows of n elements, the first rows or later ones.
-  static void add(A* to, i64 n, const A* const* rows, i64 count, bool is_first) {
+  static void add(Row to, i64 n, const RowsLoader& from, i64 count, bool is_first) {
     by_group<A>(count, is_first,
-                [&](auto size, auto first) { add_group(to, n, rows, size, first); });
-  }
-  template <class Size, class First>
-  POOLGRAD_LOOP static void add_group(A* to, i64 n, const A* const* rows, Size size, First first) {
-    const A* from[kMaxFolded];
-    for (i64 t = 0; t < size; ++t) from[t] = rows[t];
-    lanes<A>(n, [&](auto w, i64 i) {
-      using V = Vec<A, w()>;
-      V sum = load<V>(first ? from[0] + i : to + i);
-      for (i64 t = first; t < size; ++t) sum += load<V>(from[t] + i);
-      store(to + i, sum);
-    });
+                [&](auto size, auto first) { fold_taps(to, n, nullptr, from, 0, size, first); });
   }
 };
 
@@ -119,8 +116,9 @@ struct Mean {
   struct Target {
     A* y;
     const A *columns, *rows;  // the divisors of a row's outputs, and of rows
-    Target at(i64 offset) const { return {y + offset, columns + offset, rows}; }
-    Target line(i64 row, i64 length) const { return {y + row * length, columns, rows + row}; }
+    const Quantization* to;
+    Target at(i64 offset) const { return {y + offset, columns + offset, rows, to}; }
+    Target line(i64 row, i64 length) const { return {y + row * length, columns, rows + row, to}; }
   };
   template <class V>
   struct Partial {
@@ -129,7 +127,7 @@ struct Mean {
 
   static bool may_be_padding(Target, i64) { return false; }
   static void clear(Target to, i64 n) {  // -0.0 if the divisor is negative
-    for (i64 i = 0; i < n; ++i) to.y[i] = A(0) / (*to.rows * to.columns[i]);
+    for (i64 i = 0; i < n; ++i) divide(to, i, Vec<A, 1>{});
   }
   template <class V>
   static Partial<V> first(V value, u32) {
@@ -158,7 +156,7 @@ struct Mean {
   // Adds 0, so that a sum of negative zeros is 0.0.
   template <class V>
   static void divide(Target to, i64 i, V sum) {
-    poolgrad::store(to.y + i, (V{} + sum) / (*to.rows * load<V>(to.columns + i)));
+    poolgrad::store(to.y + i, quotient(V{} + sum, *to.rows * load<V>(to.columns + i), *to.to));
   }
 };
 

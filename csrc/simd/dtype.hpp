@@ -26,10 +26,18 @@ enum class Dtype {
   boolean
 };
 
+// How averages are rounded to quantised integers: multiplied with `scale`, that of the inputs
+// divided by that of the outputs (0: not quantised), and rounded. The zero point of the outputs is
+// added before or after rounding, which differs for ties: they are rounded to even.
+struct Quantization {
+  float scale = 0, added_before = 0, added_after = 0;
+};
+
 // An array that is written: dense, in the order leading axes, depth, height, width, inner.
 struct Dense {
   char* data;
   Dtype dtype;
+  Quantization quantization{};  // of averages
 };
 
 inline namespace POOLGRAD_ISA {
@@ -198,9 +206,9 @@ Vec<std::uint16_t, W> narrow_lanes(Float16, Vec<float, W> f) {
 
 #endif
 
-// Converts n elements to the arithmetic type.
+// Converts n elements to the arithmetic type. zero_point: subtracted from integers.
 template <class S, class A>
-POOLGRAD_LOOP void widen_run(const S* from, A* to, i64 n) {
+POOLGRAD_LOOP void widen_run(const S* from, A* to, i64 n, A zero_point = 0) {
   if constexpr (std::is_same_v<S, A>) {
     std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(A));
   } else if constexpr (std::is_same_v<S, Float16> || std::is_same_v<S, BFloat16>) {
@@ -208,14 +216,14 @@ POOLGRAD_LOOP void widen_run(const S* from, A* to, i64 n) {
       store(to + i, widen_lanes<w()>(S{}, load<Vec<std::uint16_t, w()>>(from + i)));
     });
   } else {
-    for (i64 i = 0; i < n; ++i) to[i] = static_cast<A>(from[i]);
+    for (i64 i = 0; i < n; ++i) to[i] = static_cast<A>(from[i]) - zero_point;
   }
 }
 
-// Converts n numbers to elements. Integers are clamped to at most `highest`: the identity of a
-// reduction (no input) may be outside their range.
+// Converts n numbers to elements. Integers are clamped, those of a boolean to at most 1: the
+// identity of a reduction (no input) may be outside their range. NaN becomes the lowest integer.
 template <class A, class S>
-POOLGRAD_LOOP void narrow_run(const A* from, S* to, i64 n, A highest) {
+POOLGRAD_LOOP void narrow_run(const A* from, S* to, i64 n, bool is_boolean = false) {
   if constexpr (std::is_same_v<S, A>) {
     std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(A));
   } else if constexpr (std::is_same_v<S, Float16> || std::is_same_v<S, BFloat16>) {
@@ -224,9 +232,10 @@ POOLGRAD_LOOP void narrow_run(const A* from, S* to, i64 n, A highest) {
     });
   } else {
     constexpr A lowest = static_cast<A>(std::numeric_limits<S>::lowest());
+    const A highest = is_boolean ? A(1) : static_cast<A>(std::numeric_limits<S>::max());
     for (i64 i = 0; i < n; ++i) {
-      const A v = from[i] < lowest ? lowest : from[i];
-      to[i] = static_cast<S>(v > highest ? highest : v);
+      const A v = from[i] > lowest ? from[i] : lowest;
+      to[i] = static_cast<S>(v < highest ? v : highest);
     }
   }
 }
@@ -263,6 +272,8 @@ void by_element(Dtype dtype, F&& f) {
         return f(std::int16_t{});
     }
   } else if constexpr (std::is_same_v<A, double>) {
+    if (dtype == Dtype::uint8) return f(std::uint8_t{});  // quantised, in large windows
+    if (dtype == Dtype::int8) return f(std::int8_t{});
     if (dtype == Dtype::uint32) return f(u32{});
     return dtype == Dtype::int32 ? f(std::int32_t{}) : f(i64{});
   } else if constexpr (std::is_same_v<A, u32>) {  // routes
@@ -303,12 +314,7 @@ A* elements_of(Dense array, i64 element) {
 template <class A>
 POOLGRAD_LOOP void write(Dense array, i64 first, const A* from, i64 n) {
   by_element<A>(array.dtype, [&](auto s) {
-    using S = decltype(s);
-    A highest = A(1);  // for a boolean
-    if constexpr (std::numeric_limits<S>::is_integer) {
-      if (array.dtype != Dtype::boolean) highest = static_cast<A>(std::numeric_limits<S>::max());
-    }
-    narrow_run(from, elements_of<S>(array, first), n, highest);
+    narrow_run(from, elements_of<decltype(s)>(array, first), n, array.dtype == Dtype::boolean);
   });
 }
 

@@ -113,13 +113,6 @@ def refuse_generator(kind: str, value: Any) -> TypeError:
 # Samples of fractional windows
 
 
-def floating_samples(value: Any) -> Array:
-    """Convert samples of any floating dtype to a NumPy array."""
-    given = plain("_random_samples", value, "an array")
-    check_samples_dtype(given.dtype.name)
-    return given
-
-
 def check_samples_dtype(dtype: str) -> None:
     """Raise an error unless the dtype of samples is a floating dtype."""
     if dtype not in FLOATS:

@@ -16,9 +16,7 @@ from array_api_compat import array_namespace, is_array_api_obj
 from poolgrad import arguments
 from poolgrad.composition import Functions
 from poolgrad.frontend import FrontEnd
-from poolgrad.portable import engine
 from poolgrad.portable.arrays import converted, placed
-from poolgrad.pullback import Call
 from poolgrad.windows import Layout, in_memory
 
 
@@ -40,19 +38,6 @@ class PortableFrontEnd(FrontEnd):
     def squeezed(self, y: Any, axes: tuple[int, ...]) -> Any:
         return array_namespace(y).squeeze(y, axis=axes)
 
-    def forward(self, call: Call, keep: bool = False) -> tuple[Any, tuple[Any, ...]]:
-        return engine.forward(call.ready, call.x, call.operand, keep)
-
-    def indices_of(self, call: Call, routes: Any) -> Any:
-        layout = call.ready.layout
-        return engine.indices(layout, routes, call.operand if layout.window.fractional else None)
-
-    def gradient(self, call: Call, gy: Any, x: Any, residual: Any) -> Any:
-        return engine.vjp(call.ready, gy, x, call.operand, residual)[0]
-
-    def parameter_gradient(self, call: Call, gy: Any, x: Any, residual: Any) -> Any:
-        return engine.vjp(call.ready, gy, x, call.operand, residual)[1]
-
     def copied(self, x: Any) -> Any:
         return array_namespace(x).asarray(x, copy=True)
 
@@ -73,9 +58,6 @@ class PortableFrontEnd(FrontEnd):
     def from_numpy(self, array: Any, x: Any) -> Any:
         xp, array = array_namespace(x), np.asarray(array)
         return xp.asarray(array.tolist(), dtype=getattr(xp, array.dtype.name), **placed(x))
-
-    def narrowed(self, value: Any, dtype: str) -> Any:
-        return converted(array_namespace(value), value, dtype)
 
     def seed(self, value: Any, x: Any) -> Any:
         return self.from_numpy(np.asarray(super().seed(value, x), np.int64), x)

@@ -155,11 +155,6 @@ def forward(
     return _bind(ready, run, 1, made, 1 + indices + len(keep), maker, threads)
 
 
-def needed(ready: Prepared) -> tuple[Buffer, ...]:
-    """Return the residual without that of a learned parameter: numbers need no gradient."""
-    return ready.residual[:-1] if ready.operator.learned else ready.residual
-
-
 def vjp(
     ready: Prepared, maker: _Maker, threads: Callable[[], int], operand: Any = None
 ) -> Callable[..., Any]:
@@ -174,7 +169,7 @@ def vjp(
         how = {"residual": inputs[first:], "operand": operand, "x": x, "threads": count}
         ready.operator.vjp(ready.call(inputs[0], outputs[0], kernels, **how))
 
-    return _bind(ready, run, first + len(needed(ready)), (ready.input,), 1, maker, threads)
+    return _bind(ready, run, first + len(ready.needed), (ready.input,), 1, maker, threads)
 
 
 def squeezed(request: Request, ready: Prepared, pool: Callable[[Any], Any]) -> Callable[[Any], Any]:

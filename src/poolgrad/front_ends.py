@@ -11,28 +11,23 @@ import sys
 from importlib import import_module
 from typing import Any
 
-_MODULES = {name: f"poolgrad.{name}" for name in ("numpy", "xarray")}
-_MODULES |= {"portable": "poolgrad.array_api"}
-_MODULES |= {name: f"poolgrad.{name}.function" for name in ("torch", "jax", "dask")}
+MODULES = {name: f"poolgrad.{name}" for name in ("numpy", "xarray")}
+MODULES |= {"portable": "poolgrad.array_api"}
+MODULES |= {name: f"poolgrad.{name}.function" for name in ("torch", "jax", "dask")}
 # The modules of the maps of regions of interest.
-_MODULES |= {"numpy regions": "poolgrad.region_maps"}
-_MODULES |= {f"{n} regions": f"poolgrad.{n}.regions" for n in ("torch", "jax", "dask", "portable")}
+MODULES |= {"numpy regions": "poolgrad.region_maps"}
+MODULES |= {f"{n} regions": f"poolgrad.{n}.regions" for n in ("torch", "jax", "dask", "portable")}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    package = ".".join(_MODULES[name].split(".")[:2])
+    package = ".".join(MODULES[name].split(".")[:2])
     _wait_for(package, "poolgrad.portable")  # which other front ends import
     import_module(package)  # first, because a module does not wait for the import of its package
-    module: Any = import_module(_MODULES[name])
+    module: Any = import_module(MODULES[name])
     found = globals()[name] = module if name.endswith("regions") else module.FRONT_END
     return found
-
-
-def has_regions(name: str) -> bool:
-    """Whether a front end pools regions of interest."""
-    return f"{name} regions" in _MODULES
 
 
 def is_being_imported(module: object) -> bool:

@@ -92,8 +92,16 @@ def _named(name: str) -> FrontEnd:
     return getattr(front_ends, name)
 
 
+def _portable() -> Any:
+    from poolgrad import portable  # on first use, because it imports array-api-compat
+
+    return portable
+
+
 class FrontEnd(ABC):
     """The front end of one framework; also converts extra operands (see `operands`).
+
+    Calls are computed by `poolgrad.portable` unless the subclass has another engine.
 
     Attributes
     ----------
@@ -117,7 +125,7 @@ class FrontEnd(ABC):
         return _named, (self.name,)
 
     # What a framework defines. A front end that passes calls on to another defines `asarray` only;
-    # only those with pullbacks define `copied`, `gradient`, `parameter_gradient` and `cotangent`.
+    # only those with pullbacks define `copied` and `cotangent`.
 
     @abstractmethod
     def asarray(self, name: str, value: Any) -> Any:
@@ -155,11 +163,11 @@ class FrontEnd(ABC):
 
     def forward(self, call: Call, keep: bool = False) -> tuple[Any, tuple[Any, ...]]:
         """Compute the output and, if it is kept, the residual."""
-        raise NotImplementedError
+        return _portable().forward(call.ready, call.x, call.operand, keep)
 
     def indices_of(self, call: Call, routes: Any) -> Any:
         """Convert routes to flat positions in their plane."""
-        raise NotImplementedError
+        return _portable().indices(call.ready.layout, routes, call.operand)
 
     def squeezed(self, y: Any, axes: tuple[int, ...]) -> Any:
         """Remove axes of size 1."""
@@ -171,11 +179,11 @@ class FrontEnd(ABC):
 
     def gradient(self, call: Call, gy: Any, x: Any, residual: Any) -> Any:
         """Compute the gradient of the input of a call."""
-        raise NotImplementedError
+        return _portable().vjp(call.ready, gy, x, call.operand, residual)[0]
 
     def parameter_gradient(self, call: Call, gy: Any, x: Any, residual: Any) -> Any:
         """Compute the gradient of the learned parameter of a call."""
-        raise NotImplementedError
+        return _portable().vjp(call.ready, gy, x, call.operand, residual)[1]
 
     def cotangent(self, gy: Any, dtype: str, shape: tuple[int, ...], full: tuple[int, ...]) -> Any:
         """Check a cotangent for an output of this shape; convert it to this dtype and to `full`."""
@@ -291,7 +299,8 @@ class FrontEnd(ABC):
 
     def narrowed(self, value: Any, dtype: str) -> Any:
         """Convert an own array of real numbers to the dtype of sums."""
-        raise NotImplementedError
+        arrays = _portable().arrays
+        return arrays.narrowed(arrays.namespace(value), value, dtype)
 
     def parameter(self, operand: Parameter, value: Any, x: Any, ready: Prepared) -> Any:
         """Convert a number, or one for each channel, to the dtype of sums."""

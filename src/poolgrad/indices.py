@@ -14,7 +14,7 @@ from typing import Any, SupportsIndex
 from array_api_compat import is_cupy_array
 
 from poolgrad.frontend import name_of
-from poolgrad.windows import brief, has_memory, in_memory, unmasked
+from poolgrad.windows import brief, flag, has_memory, in_memory, unmasked
 
 __all__ = ["convert_indices"]
 
@@ -96,9 +96,8 @@ def convert_indices(
         if word not in list(CONVENTIONS):
             accepted = ", ".join(f'"{c}"' for c in CONVENTIONS)
             raise ValueError(f"{name} must be one of {accepted}, got {brief(word)}")
-    if not isinstance(channels_last, bool):
-        raise TypeError(f"channels_last must be True or False, got {brief(channels_last)}")
-    channel = _check_shape(shape, tuple(indices.shape), channels_last)
+    last = flag("channels_last", channels_last)
+    channel = _check_shape(shape, tuple(indices.shape), last)
     pooled = [axis for axis in range(len(shape)) if axis not in (0, channel)]
     counted, wanted = (CONVENTIONS[name](0, channel, *pooled) for name in (source, target))
     own = {axis: _along(indices, axis) for axis in (0, channel)}

@@ -91,10 +91,23 @@ class Selection(NamedTuple):
 
 
 class Averaging(NamedTuple):
-    """The divisor of a sum; 0 stands for the number of inputs."""
+    """The divisor of a sum, and how the averages of quantised integers are rounded.
+
+    Attributes
+    ----------
+    count_include_pad : bool
+        Whether padding counts as zeros.
+    divisor : int
+        The divisor; 0 stands for the number of inputs.
+    rounding : tuple
+        Empty if integers are not quantised, else (the scale of the inputs divided by that of the
+        outputs, the zero point of the inputs, the zero point of the outputs twice: what is added
+        before and after rounding to even, one of them 0). The order matters for ties only.
+    """
 
     count_include_pad: bool = True
     divisor: int = 0
+    rounding: tuple[float, ...] = ()
 
 
 class PowerMean(NamedTuple):
@@ -295,8 +308,8 @@ class Operator:
             f"for the operator {self.name}, got {dtype}{objects}"
         )
 
-    def result(self, dtype: str) -> str:
-        """Return the dtype of the output."""
+    def result(self, dtype: str, options: Any) -> str:
+        """Return the dtype of the output; raise an error for a dtype that the options refuse."""
         return dtype
 
     def check(self, window: Window, options: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad import arguments, call_cache, front_ends
+from poolgrad import arguments, call_cache
 from poolgrad.buffers import (
     SPEC,
     allocate,
@@ -31,8 +31,6 @@ from poolgrad.composition import Functions
 from poolgrad.core import get_num_threads
 from poolgrad.frontend import FrontEnd
 from poolgrad.interface import Buffer, Request, indexed
-from poolgrad.operands import Parameter
-from poolgrad.operators import Prepared
 from poolgrad.pullback import Call, Pullback
 from poolgrad.windows import Layout, inner_axis
 
@@ -58,6 +56,12 @@ class NumpyCall(Call):
         """Whether the CPU has kernels for the operator."""
         return self.ready.operator.has_kernels("cpu", self.ready.options)
 
+    @property
+    def kernel_operand(self) -> Any:
+        """The extra operand in the form that an operator's methods take."""
+        operand, array = self.ready.operator.operand, np.asarray(self.operand)
+        return operand.kernel_form(as_buffer(array), array.size, int) if operand.count else None
+
     @cached_property
     def contiguous_key(self) -> tuple[Any, ...]:  # type: ignore[override]
         """The part of a cache key for a contiguous cotangent, which needs no conversion; or ()."""
@@ -67,7 +71,7 @@ class NumpyCall(Call):
     @cached_property
     def bound_gradient(self) -> Callable[..., Array]:
         """The function that computes the gradient of the input from that of the output."""
-        return call_cache.vjp(self.ready, maker, get_num_threads, self.operand)
+        return call_cache.vjp(self.ready, maker, get_num_threads, self.kernel_operand)
 
 
 class NumpyFrontEnd(FrontEnd):
@@ -93,29 +97,21 @@ class NumpyFrontEnd(FrontEnd):
         strides = tuple(s // x.itemsize for s in x.strides)
         return inner_axis(x.shape, strides, request.spec, request.channels_last)
 
-    def call(self, request: Request) -> NumpyCall:
-        call: Any = super().call(request)
-        operand = call.ready.operator.operand
-        if operand.count and call.has_kernels:
-            size = np.size(call.operand)
-            call.operand = operand.kernel_form(as_buffer(np.asarray(call.operand)), size, int)
-        return call
-
     # Engines
 
     def forward(self, call: Any, keep: bool = False) -> tuple[Array, tuple[Array, ...]]:
         ready, x = call.ready, call.x
         if not call.has_kernels:
-            return front_ends.portable.forward(call, keep)
+            return super().forward(call, keep)
         y, residual = self._target(call), tuple(map(allocate, ready.residual)) if keep else ()
-        how = {"residual": (*map(as_buffer, residual),), "operand": call.operand}
+        how = {"residual": (*map(as_buffer, residual),), "operand": call.kernel_operand}
         made = ready.call(as_buffer(x), as_buffer(y), threads=get_num_threads(), **how)
         ready.operator.forward(made)
         return y, residual
 
     def indices_of(self, call: Any, routes: Array) -> Array:
         indices = allocate(call.ready.per_output("int64"))
-        samples = call.operand if call.ready.operator.operand.determines_windows else None
+        samples = call.kernel_operand if call.ready.operator.operand.determines_windows else None
         call.ready.kernels.route_indices(routes, indices, samples, get_num_threads())
         return indices
 
@@ -128,16 +124,16 @@ class NumpyFrontEnd(FrontEnd):
 
     def gradient(self, call: Any, gy: Array, x: Array | None, residual: Any) -> Array:
         if not call.has_kernels:
-            return front_ends.portable.gradient(call, gy, x, residual)
-        read = (gy, *(() if x is None else (x,)), *residual[: call.needed])
+            return super().gradient(call, gy, x, residual)
+        read = (gy, *(() if x is None else (x,)), *residual[: len(call.ready.needed)])
         gx: Array = call.bound_gradient(*map(as_buffer, read))
         return gx.view(gy.dtype)
 
     def parameter_gradient(self, call: Any, gy: Array, x: Array | None, residual: Any) -> Array:
         ready, layout = call.ready, call.ready.layout
         if not call.has_kernels:
-            return front_ends.portable.parameter_gradient(call, gy, x, residual)
-        shape = np.shape(call.request.operands[0])
+            return super().parameter_gradient(call, gy, x, residual)
+        shape = np.shape(call.operand)
         others = ready.operator.operand.summed_axes(shape, layout)
         with np.errstate(over="ignore", invalid="ignore"):
             # Contiguous, because the order of the sum depends on strides.
@@ -148,19 +144,8 @@ class NumpyFrontEnd(FrontEnd):
 
     # Pullbacks
 
-    def copied(self, x: Array) -> Array:
-        return x.copy("K")
-
-    def kept(self, call: Any) -> Call:
-        self.require_gradient(call.x)
-        operand, operands = call.operand, call.request.operands
-        if isinstance(operand, np.ndarray):  # which may be the caller's array
-            operand = operand.copy()
-        if operands:
-            learned = call.ready.operator.learned
-            operands = tuple(map(np.array, operands)) if learned else (operand,)
-        request = replace(call.request, x=None, operands=operands)
-        return NumpyCall(self, request, call.ready, None, operand)
+    def copied(self, x: Any) -> Array:
+        return np.array(x, order="K")
 
     def laid_out(self, residual: Any, buffers: tuple[Buffer, ...]) -> Any:
         return laid_out(residual, buffers)
@@ -175,9 +160,6 @@ class NumpyFrontEnd(FrontEnd):
     def from_numpy(self, array: Any, x: Array) -> Array:
         return np.asarray(array)
 
-    def parameter(self, operand: Parameter, value: Any, x: Array, ready: Prepared) -> Array:
-        return operand.checked(value, ready).ravel()
-
     def samples_below_one(self, samples: Any, dtype: str, x: Array, layout: Layout) -> Array:
         kind, shape = dtype_named(dtype), arguments.samples_shape(layout)
         rounded = samples.astype(kind, order="C").reshape(shape)  # the kernels read no strides
@@ -189,7 +171,7 @@ class NumpyFrontEnd(FrontEnd):
         """Return the call if it can be cached and the kernels take the caller's array itself."""
         if not (call_cache.is_cacheable(request) and is_readable(request.x)):
             return None
-        call = self.call(request)
+        call: Any = self.call(request)
         return call if call.x is request.x and as_buffer(call.x) is call.x else None
 
     def bound_call(self, request: Request) -> Callable[[Array], Any] | None:
@@ -199,7 +181,7 @@ class NumpyFrontEnd(FrontEnd):
         if indices:
             routed = replace(call.request, options=indexed(call.request.options))
             call.ready = self.prepared(routed, call.x)
-        how = {"operand": call.operand, "indices": indices}
+        how = {"operand": call.kernel_operand, "indices": indices}
         pool = call_cache.forward(call.ready, maker, get_num_threads, **how)
         return call_cache.squeezed(request, call.ready, pool)
 
@@ -208,7 +190,8 @@ class NumpyFrontEnd(FrontEnd):
         if call is None:
             return None
         shared, ready = self.kept(call), call.ready
-        run = call_cache.forward(ready, maker, get_num_threads, call.operand, ready.residual)
+        how = {"operand": call.kernel_operand, "keep": ready.residual}
+        run = call_cache.forward(ready, maker, get_num_threads, **how)
         has_residual, axes = bool(ready.residual), () if request.keepdims else ready.layout.pooled
 
         def pool(x: Array) -> tuple[Array, Pullback]:

@@ -188,7 +188,8 @@ class WindowSamples(Operand):
         TypeError, ValueError
             If their dtype or shape is wrong, or one lies outside [0, 1).
         """
-        given = arguments.floating_samples(value)
+        given = arguments.plain(self.name, value, "an array")
+        arguments.check_samples_dtype(given.dtype.name)
         arguments.check_samples_shape(given.shape, layout)
         outside = given[~((given >= 0) & (given < 1))]
         if outside.size:

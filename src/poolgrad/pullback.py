@@ -58,11 +58,6 @@ class Call:
     bound_gradient: ClassVar[Any] = None
 
     @cached_property
-    def needed(self) -> int:
-        """Number of residual arrays that the pullback reads: numbers need no gradient."""
-        return len(self.ready.residual) - self.ready.operator.learned
-
-    @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of the output."""
         layout = self.ready.layout
@@ -148,7 +143,7 @@ class Pullback(Generic[A]):
         """
         call = self.call
         if SPEC.have_parts((gy,), (call.contiguous_key,)):
-            kept = self._residual[: call.needed]
+            kept = self._residual[: len(call.ready.needed)]
             read = kept if self._x is None else (self._x, *kept)
             return call.bound_gradient(gy, *read)
         return call.gradient(call.cotangent(gy), self._x, self._residual)

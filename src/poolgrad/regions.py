@@ -257,7 +257,7 @@ def _computed(
 ) -> tuple[Any, str, RegionMap, Any]:
     """Return the output, the library, the map and, for `roi_pool`, the indices."""
     wanted, known = bins(*arguments), name_of(input)
-    if not front_ends.has_regions(known):
+    if f"{known} regions" not in front_ends.MODULES:
         raise TypeError(
             "input must be an array of NumPy, PyTorch, JAX, Dask or an array-API library for "
             f"{function.__name__}, got {type(input).__module__}.{type(input).__qualname__}"

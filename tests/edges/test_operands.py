@@ -197,7 +197,6 @@ def _tensors_that_are_not_dense() -> dict[str, Any]:
         "sparse_coo": x.to_sparse,
         "sparse_csr": x[0, 0].to_sparse_csr,
         "mkldnn": x.to_mkldnn,
-        "quantized": lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8),
         "nested": lambda: torch.nested.nested_tensor([x[0], x[1]]),
         "nested, jagged": lambda: torch.nested.nested_tensor([x[0], x[1]], layout=torch.jagged),
     }

@@ -143,6 +143,39 @@ def test_average(
     np.testing.assert_allclose(y, expected, rtol=1e-6, atol=3e-7)
 
 
+@pytest.mark.parametrize("name", ["padding", "asymmetric padding", "one axis", "three axes"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_average_of_quantised_integers(front: Front, name: str, dtype: Any) -> None:
+    """ONNX Runtime rounds twice, so that ties, and numbers next to them, may be one off."""
+    sizes, theirs, ours = WINDOWS[name]
+    x = (np.random.default_rng(0).standard_normal((2, 3, *sizes)) * 99).astype(np.int8).view(dtype)
+    onnx_dtype = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    for scale, zero in ((0.1, 0), (0.037, 7), (0.25, 100)):
+        parts = {"x_scale": 0.1, "x_zero": 23, "y_scale": scale, "y_zero": zero}
+        constants = [
+            onnx.helper.make_tensor(n, TYPES["float32"] if "scale" in n else onnx_dtype, [], [v])
+            for n, v in parts.items()
+        ]
+        how = {"domain": "com.microsoft", "count_include_pad": 1} | theirs
+        graph = onnx.helper.make_graph(
+            [onnx.helper.make_node("QLinearAveragePool", ["x", *parts], ["y"], **how)],
+            "average",
+            [onnx.helper.make_tensor_value_info("x", onnx_dtype, x.shape)],
+            [onnx.helper.make_tensor_value_info("y", onnx_dtype, None)],
+            constants,
+        )
+        opset = [onnx.helper.make_opsetid("com.microsoft", 1)]
+        made = onnx.helper.make_model(graph, opset_imports=opset, ir_version=10).SerializeToString()
+        session = onnxruntime.InferenceSession(made, providers=["CPUExecutionProvider"])
+        (expected,) = session.run(None, {"x": x})
+        fun, pairs = f"avg_pool{len(sizes)}d", ((0.1, 23), (scale, zero))
+        y = front.run(fun, x, **ours, quantization=pairs)
+        assert y.dtype == expected.dtype
+        exact = front.run(fun, x - np.float64(23), **ours) * (0.1 / scale)
+        is_tie = abs(exact % 1 - 0.5) < 1e-4
+        assert (abs(y - expected.astype(int)) <= is_tie).all()
+
+
 # The reference takes the mean and multiplies it by the size of the kernel, which is wrong where
 # ceil_mode cuts a window off: there ONNX Runtime alone is asked.
 NORMS = {

@@ -73,6 +73,10 @@ def test_avg_ops(name: str, memory: str) -> None:
     gy = torch.ones_like(y).requires_grad_()
     check(OPS.avg_vjp, gy, window, list(x.shape), False, inner, True, 0)
     check(OPS.avg_jvp, x.clone().requires_grad_(), window, False, inner, True, 0)
+    codes = x.abs().to(torch.uint8)
+    check(OPS.avg, codes, window, False, True, 0, [0.5, 3.0, 0.0, 100.0])
+    means = OPS.avg(codes, window, False, True, 0, [])
+    assert torch.equal(means, OPS.avg(x.abs(), window, False, True, 0))
 
 
 @formats

@@ -37,7 +37,8 @@ _DTYPES = {
 }  # fmt: skip
 _NUMBERS = (-(2**63), -(2**31), -2, -1, 0, 1, 2, 3, 7, 64, 2**31, 2**61, 2**62, 2**63 - 1)
 _TEXTS = (
-    "", "select", "split_winners", "nonlinear", "average", "draw", "mixed", "route_backward",
+    "", "select", "split_winners", "nonlinear", "average", "average_quantized", "draw", "mixed",
+    "route_backward",
 )  # fmt: skip
 
 
@@ -80,9 +81,14 @@ def _sources() -> list[Any]:
 def programs() -> tuple[Program, ...]:
     """Each call of a kernel in poolgrad's own programs."""
     x = jax.ShapeDtypeStruct((2, 3, 7, 6), jnp.float32)
+    codes = jax.ShapeDtypeStruct(x.shape, jnp.uint8)
+    texts = [
+        jax.jit(jax.value_and_grad(lambda x, f=source: f(x).sum())).lower(x).as_text()
+        for source in _sources()
+    ]
+    quantized = jax.jit(lambda x: poolgrad.avg_pool2d(x, 2, quantization=(0.1, 3)))
     found: dict[tuple[str, ...], None] = {}
-    for source in _sources():
-        text = jax.jit(jax.value_and_grad(lambda x, f=source: f(x).sum())).lower(x).as_text()
+    for text in (*texts, quantized.lower(codes).as_text()):
         found |= dict.fromkeys(_CALL.findall(text))
     return tuple(Program(_attributes(a), _shapes(o), _shapes(r)) for a, o, r in found)
 

@@ -121,6 +121,7 @@ def test_attributes_that_fit() -> None:
         ({"kernel": "selected"}, "no such kernel"),
         ({"kernel": ""}, "no such kernel"),
         ({"kernel": "average"}, "another number of"),
+        ({"kernel": "average_quantized"}, "another number of"),
         ({"integers": [len(SELECTIONS), 0]}, "no such selection"),
         ({"integers": [-1, 0]}, "no such selection"),
         # types
@@ -166,6 +167,16 @@ def test_results_of_another_dtype(
         call(own, x, results=results[: 1 + (attributes is not AVERAGE)])
 
 
+@pytest.mark.parametrize("numbers", [2, 5, 7])
+def test_floating_arguments_are_integers(numbers: int) -> None:
+    """One for each: none is read beyond the last."""
+    quantized = AVERAGE | {"kernel": "average_quantized", "integers": [1] * numbers}
+    with pytest.raises(Exception, match="another number of integers"):
+        call(quantized, results=[((3, 4), jnp.float32)])
+    with pytest.raises(Exception, match="another number of arrays"):
+        call(quantized | {"arrays": [0, result(0), *[NONE] * 4]}, results=[((3, 4), jnp.float32)])
+
+
 X, Y, R = ((3, 8), jnp.float32), ((3, 4), jnp.float32), ((3, 4), jnp.uint8)
 ONE, SEED = ((1,), jnp.float32), ((2,), jnp.uint32)
 Y0, Y1 = result(0), result(1)
@@ -174,6 +185,7 @@ SOFT, LP = NONLINEAR.index("soft"), NONLINEAR.index("lp")
 WITHOUT_SAMPLES: dict[str, tuple[list[int], list[int], list[Any], list[Any]]] = {
     "draw": ([0, Y0, Y1, 1], [], [X, SEED], [Y, R]),
     "average": ([0, Y0], [1, 0], [X], [Y]),
+    "average_quantized": ([0, Y0], [1, 0, 0, 0, 0, 0], [X], [Y]),
     "average_backward": ([0, Y0], [1, 0], [Y], [X]),
     "mixed": ([0, 1, Y0, Y1, NONE], [1, 1], [X, ONE], [Y, R]),
     "mixed_backward": ([0, 1, 2, Y0], [1, 1], [Y, ONE, R], [X]),

@@ -12,6 +12,7 @@ nanobind::object xla_handler() { return nanobind::none(); }
 
 #include <sys/mman.h>
 
+#include <bit>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -135,9 +136,9 @@ ffi::TypeId KernelCall::id = {};
 // is the number of threads.
 template <class... Parameters>
 void bind_kernel(void (BoundPlan::*kernel)(Parameters...) const, KernelCall& call) {
-  constexpr std::size_t integers =
-      (std::size_t{std::is_same_v<Parameters, bool> || std::is_same_v<Parameters, i64>} + ...);
-  constexpr std::size_t arrays = sizeof...(Parameters) - integers - 1;
+  constexpr std::size_t arrays =
+      (std::size_t{std::is_class_v<Parameters> || std::is_same_v<Parameters, std::uint64_t>} + ...);
+  constexpr std::size_t integers = sizeof...(Parameters) - arrays - 1;
   require(call.arrays.size() == arrays, "a call has another number of arrays");
   require(call.integers.size() == integers, "a call has another number of integers");
   call.run = [kernel](const KernelCall& self, const XlaArrays& xla_arrays, int threads) {
@@ -147,6 +148,8 @@ void bind_kernel(void (BoundPlan::*kernel)(Parameters...) const, KernelCall& cal
       else if constexpr (std::is_same_v<T, Output>) return xla_arrays.reference<true>(*array++);
       else if constexpr (std::is_same_v<T, std::uint64_t>) return xla_arrays.seed(*array++);
       else if constexpr (std::is_same_v<T, int>) return threads;
+      else if constexpr (std::is_same_v<T, float>)
+        return std::bit_cast<T>(static_cast<u32>(*integer++));
       else return static_cast<T>(*integer++);
     };
     // Braces evaluate from left to right.

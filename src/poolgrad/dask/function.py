@@ -160,7 +160,7 @@ class DaskFrontEnd(FrontEnd):
         return x
 
     def gradient(self, call: Any, gy: Any, x: Any, residual: Sequence[Any]) -> Any:
-        outputs = gy.rechunk(call.out_chunks), *residual[: call.needed]
+        outputs = gy.rechunk(call.out_chunks), *residual[: len(call.ready.needed)]
         arrays = [_parts(array, call.reading, outputs_of) for array in outputs]
         if call.ready.operator.nonlinear:
             arrays.append(_parts(x, call.reading, inputs_of))

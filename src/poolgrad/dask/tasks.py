@@ -16,8 +16,9 @@ from poolgrad.buffers import laid_out, placeholder, readable
 from poolgrad.dask.arrays import Position
 from poolgrad.dask.segments import Range
 from poolgrad.interface import Request
-from poolgrad.numpy import FRONT_END, NumpyCall
+from poolgrad.numpy import FRONT_END
 from poolgrad.operators import OPERATORS
+from poolgrad.pullback import Call
 from poolgrad.windows import Axis
 
 Array = NDArray[Any]
@@ -32,7 +33,7 @@ def _call(
     channel: int,
     segments: Segments,
     dtype: Any = None,
-) -> NumpyCall:
+) -> Call:
     """Return the call of a chunk.
 
     `array` is the input or, if the `dtype` of the input is passed, of the shape of the output.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY
 from numbers import Real
 from typing import Any, Generic
 
@@ -22,7 +21,15 @@ from poolgrad.operands import Samples
 from poolgrad.windows import WindowSpec, adaptive, axis_names, brief, fractional, whole
 
 
-class _AdaptiveMaxPool(Function, families.AdaptiveSelecting, Generic[Flag]):
+class _Adaptive(Function, families.Adaptive):
+    """Declares a function of a given number of bins."""
+
+    def windows(self, x: Any, dims: int, channels_last: bool) -> WindowSpec:
+        """Return the bins."""
+        return adaptive(dims, self.output_size)
+
+
+class _AdaptiveMaxPool(_Adaptive, families.AdaptiveSelecting, Generic[Flag]):
     """Maximum of each of a given number of bins along {axes}.
 
     {parameters}
@@ -55,12 +62,8 @@ class _AdaptiveMaxPool(Function, families.AdaptiveSelecting, Generic[Flag]):
     operator = "max"
     return_indices: Flag = False  # type: ignore[assignment]
 
-    def windows(self, x: Any, dims: int, channels_last: bool) -> WindowSpec:
-        """Return the bins."""
-        return adaptive(dims, self.output_size)
 
-
-class _AdaptiveAvgPool(Function, families.Adaptive):
+class _AdaptiveAvgPool(_Adaptive):
     """Mean of each of a given number of bins along {axes}.
 
     {parameters}
@@ -91,10 +94,6 @@ class _AdaptiveAvgPool(Function, families.Adaptive):
 
     operator = "avg"
 
-    def windows(self, x: Any, dims: int, channels_last: bool) -> WindowSpec:
-        """Return the bins."""
-        return adaptive(dims, self.output_size)
-
 
 class _Global(Function, families.Global):
     """Declares a function that pools every axis but batch and channels."""
@@ -113,7 +112,7 @@ class _Global(Function, families.Global):
         return whole(rank - 2 or 2)  # an array of two axes is one plane
 
 
-class _GlobalMaxPool(_Global, families.GlobalSelecting, Generic[Flag]):
+class _GlobalMaxPool(_Global, families.GlobalSelecting, Generic[Flag], kw_only=True):
     """Maximum over {axes}.
 
     {parameters}
@@ -138,7 +137,6 @@ class _GlobalMaxPool(_Global, families.GlobalSelecting, Generic[Flag]):
     """
 
     operator = "max"
-    _: KW_ONLY
     return_indices: Flag = False  # type: ignore[assignment]
 
 

@@ -8,7 +8,7 @@ its input. The protocols describe public functions to type checkers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, replace
+from dataclasses import replace
 from functools import wraps
 from inspect import BoundArguments, Parameter, Signature, signature
 from typing import (
@@ -26,7 +26,7 @@ from typing import (
 from poolgrad.call_cache import LOOKUPS, CallCache
 from poolgrad.frontend import front_end
 from poolgrad.functional.docstrings import of_function
-from poolgrad.functional.families import Arguments, signature_of
+from poolgrad.functional.families import Axes, signature_of
 from poolgrad.functional.inputs import dimensions, is_proxy, recorded
 from poolgrad.interface import Request
 from poolgrad.operators import OPERATORS
@@ -74,8 +74,15 @@ class Pool(Protocol[P]):
 
 
 class MeanPool(Protocol[P]):
-    """The type of public functions that average; the means of integers are floats."""
+    """The type of public functions that average; the means of integers are floats.
 
+    With `quantization`, which is one of the arguments `P`, they have the type of the input.
+    """
+
+    @overload
+    def __call__(
+        self, x: A | Sequence[Any], *args: Any, quantization: Sequence[Any], **kwargs: Any
+    ) -> A: ...
     @overload
     def __call__(
         self, x: NDArray[np.integer[Any] | np.bool], *args: P.args, **kwargs: P.kwargs
@@ -107,7 +114,7 @@ class SelectingPool(Protocol[P, Q, S]):
     def __call__(self, x: A, *args: S.args, **kwargs: S.kwargs) -> A | tuple[A, A]: ...
 
 
-class Function(Arguments):
+class Function(Axes, kw_only=True):
     """Declares a public function: its arguments, and the request that they make.
 
     The docstring of a subclass is the template of the function's docstring; see `docstrings`.
@@ -126,8 +133,6 @@ class Function(Arguments):
     """
 
     operator: ClassVar[str]  # its name in the table
-    _: KW_ONLY
-    channels_last: bool = False
     out: Any = None
     dim: Any = None
 
@@ -350,7 +355,7 @@ def mean_functions(
     name: str, declared: Callable[P, Function], dims: tuple[int, ...] = (1, 2, 3)
 ) -> tuple[MeanPool[P], ...]:
     """Make the public functions of a declaration of averages; see `functions`."""
-    return functions(name, declared, dims)  # type: ignore[return-value]
+    return functions(name, declared, dims)  # type: ignore[arg-type,return-value]
 
 
 def selecting_functions(

@@ -8,6 +8,7 @@ docstring, ``{names}`` stand for the words of `docstrings`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from inspect import Signature, signature
 from typing import Any, dataclass_transform
@@ -22,6 +23,15 @@ class Arguments:
 
     The fields of the last base class come first: those of ``B`` before those of ``A`` in
     ``class C(A, B)``. A field that a subclass declares again keeps its place.
+    """
+
+    def __init_subclass__(cls, *, kw_only: bool = False) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True, kw_only=kw_only)(cls)
+
+
+class Axes(Arguments, kw_only=True):
+    """Which axes are pooled.
 
     Parameters
     ----------
@@ -29,9 +39,7 @@ class Arguments:
         If True, {pooled_before_last}. Default: False.{trap}
     """
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        dataclass(frozen=True)(cls)
+    channels_last: bool = False
 
 
 def signature_of(arguments: Any) -> Signature:
@@ -42,7 +50,7 @@ def signature_of(arguments: Any) -> Signature:
     return Signature(sorted(found, key=lambda p: last.index(p.name) if p.name in last else -1))
 
 
-class Windows(Arguments):
+class Windows(Axes):
     """Windows of a fixed size.
 
     Parameters
@@ -69,10 +77,9 @@ class Windows(Arguments):
     _: KW_ONLY
     dilation: Ints = 1
     ceil_mode: bool = False
-    channels_last: bool = False
 
 
-class Routed(Arguments):
+class Routed(Arguments, kw_only=True):
     """Whether the winners are returned, and how they are stored.
 
     Parameters
@@ -85,12 +92,11 @@ class Routed(Arguments):
         be without a winner). Results do not depend on it.
     """
 
-    _: KW_ONLY
     return_indices: bool = False
     routes: Routes = "bytes"
 
 
-class Winners(Routed):
+class Winners(Routed, kw_only=True):
     """Which of several equal winners get the gradient.
 
     Parameters
@@ -100,7 +106,6 @@ class Winners(Routed):
         gradient ("first", the default), all get equal shares ("split"), or none gets it ("zero").
     """
 
-    _: KW_ONLY
     ties: Ties = "first"
 
 
@@ -108,7 +113,7 @@ class Selecting(Winners, Windows):
     """One input of each window wins."""
 
 
-class MaxModule(Arguments):
+class MaxModule(Axes):
     """The arguments of `Selecting` in the order of ``torch.nn.MaxPool2d``."""
 
     kernel_size: Ints
@@ -120,10 +125,9 @@ class MaxModule(Arguments):
     _: KW_ONLY
     ties: Ties = "first"
     routes: Routes = "bytes"
-    channels_last: bool = False
 
 
-class Stochastic(Routed, Windows):
+class Stochastic(Routed, Windows, kw_only=True):
     """One input of each window is drawn.
 
     Parameters
@@ -133,11 +137,10 @@ class Stochastic(Routed, Windows):
         indices and needs no random numbers.
     """
 
-    _: KW_ONLY
     training: bool = True
 
 
-class Drawn(Arguments):
+class Drawn(Arguments, kw_only=True):
     """A source of random numbers.
 
     Parameters
@@ -147,7 +150,6 @@ class Drawn(Arguments):
         of threads. None (default; not for JAX): a new draw in every call.
     """
 
-    _: KW_ONLY
     generator: Any = None
 
 
@@ -160,11 +162,17 @@ class Average(Windows):
         If True (default), padding counts as zeros; if False, only valid inputs are averaged.
     divisor_override : int, optional
         Divisor of every sum, in place of the number of inputs; an integer other than 0.
+    quantization : (scale, zero_point) or ((scale, zero_point), (scale, zero_point)), optional
+        An int8 or uint8 `x` stands for the real numbers ``scale * (x - zero_point)``, and so does
+        the output, which then has the dtype of `x`. Two pairs: the quantisation of `x` and that of
+        the output; one pair: that of both. Default: the integers are numbers.
     """
 
     ceil_mode: bool = False
     count_include_pad: bool = True
     divisor_override: int | None = None
+    _: KW_ONLY
+    quantization: Sequence[Any] | None = None
 
 
 class Norm(Arguments):
@@ -197,7 +205,7 @@ class Power(Windows, Norm):
     mean: bool = False
 
 
-class LogMeanExp(Windows):
+class LogMeanExp(Windows, kw_only=True):
     """The log-mean-exp of each window.
 
     Parameters
@@ -207,11 +215,10 @@ class LogMeanExp(Windows):
         {learned}
     """
 
-    _: KW_ONLY
     r: Any = 1.0
 
 
-class Mixed(Windows):
+class Mixed(Windows, kw_only=True):
     """A mixture of the maximum and the mean of each window.
 
     Parameters
@@ -223,7 +230,6 @@ class Mixed(Windows):
         {learned}
     """
 
-    _: KW_ONLY
     count_include_pad: bool = True
     alpha: Any = 0.5
 
@@ -242,7 +248,7 @@ class Logits(Arguments):
     logits: Any
 
 
-class Adaptive(Arguments):
+class Adaptive(Axes):
     """A given number of bins.
 
     Parameters
@@ -254,8 +260,6 @@ class Adaptive(Arguments):
     """
 
     output_size: Any
-    _: KW_ONLY
-    channels_last: bool = False
 
 
 class AdaptiveSelecting(Winners, Adaptive):
@@ -264,7 +268,7 @@ class AdaptiveSelecting(Winners, Adaptive):
     return_indices: bool = False
 
 
-class Global(Arguments):
+class Global(Axes, kw_only=True):
     """One window over all pooled axes.
 
     Parameters
@@ -273,9 +277,7 @@ class Global(Arguments):
         If True, the result keeps the pooled axes, with length one. Default: False.
     """
 
-    _: KW_ONLY
     keepdims: bool = False
-    channels_last: bool = False
 
 
 class GlobalSelecting(Winners, Global):
@@ -299,7 +301,7 @@ class GlobalPower(Global):
     mean: bool = False
 
 
-class GlobalLogMeanExp(Global):
+class GlobalLogMeanExp(Global, kw_only=True):
     """The log-mean-exp of each plane.
 
     Parameters
@@ -309,11 +311,10 @@ class GlobalLogMeanExp(Global):
         {learned}
     """
 
-    _: KW_ONLY
     r: Any = 1.0
 
 
-class FractionalWindows(Arguments):
+class FractionalWindows(Axes):
     """Windows at random, almost equal distances.
 
     Parameters
@@ -329,8 +330,6 @@ class FractionalWindows(Arguments):
     kernel_size: Ints
     output_size: Ints | None = None
     output_ratio: Any = None
-    _: KW_ONLY
-    channels_last: bool = False
 
 
 class Fractional(Winners, FractionalWindows):
@@ -366,7 +365,7 @@ class Indices(Arguments):
     indices: Any
 
 
-class Unpool(Arguments):
+class Unpool(Axes):
     """The windows of the pooling that is inverted.
 
     Parameters
@@ -383,8 +382,6 @@ class Unpool(Arguments):
     kernel_size: Ints
     stride: Ints | None = None
     padding: Ints = 0
-    _: KW_ONLY
-    channels_last: bool = False
 
 
 class UnpoolOutput(Arguments):

@@ -11,10 +11,9 @@ from poolgrad.interface import NoOptions, Request
 from poolgrad.windows import Ints, flag
 
 
-class _Selecting(Function, families.Selecting, Generic[Flag]):
+class _Selecting(Function, families.Selecting, Generic[Flag], kw_only=True):
     """Declares a function of windows of which one input wins."""
 
-    _: KW_ONLY
     return_indices: Flag = False  # type: ignore[assignment]
 
 

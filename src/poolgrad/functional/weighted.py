@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from poolgrad.arguments import REALS, plain
 from poolgrad.functional import families
 from poolgrad.functional.declare import Function, RealFunction, functions, mean_functions
 from poolgrad.windows import brief
@@ -28,6 +31,25 @@ def divisor(value: object) -> int:
     return value
 
 
+def rounding(value: object) -> tuple[float, ...]:
+    """Return the option `rounding` for a value of `quantization`, checked."""
+    if value is None:
+        return ()
+    form = (
+        "(scale, zero_point), or one such pair for x and one for the output, with positive scales "
+        "and zero points from -128 to 255"
+    )
+    given = plain("quantization", value, form)
+    are_real = given.ndim > 0 and given.dtype.name in REALS
+    if are_real and given.shape in ((2,), (2, 2)):
+        (scale, zero_point), (scale_of_y, zero_point_of_y) = np.broadcast_to(given, (2, 2)).tolist()
+        ratio = scale / scale_of_y if min(scale, scale_of_y) > 0 else 0.0
+        if 2.0**-60 < ratio < 2.0**60 and {zero_point, zero_point_of_y} <= {*range(-128, 256)}:
+            return float(np.float32(ratio)), float(zero_point), 0.0, float(zero_point_of_y)
+    kind = ValueError if are_real else TypeError
+    raise kind(f"quantization must be {form}, got {brief(value)}")
+
+
 class _AvgPool(Function, families.Average):
     """Mean of every window of {axes}.
 
@@ -37,6 +59,7 @@ class _AvgPool(Function, families.Average):
     -------
     {y}
         {means}
+        With `quantization`, it is rounded, ties to even, and clamped to the range of the dtype.
 
     Raises
     ------
@@ -57,13 +80,17 @@ class _AvgPool(Function, families.Average):
     array({open}2., 4.{close})
     >>> poolgrad.{name}(np.zeros(({sixes})), 2).shape
     ({threes})
+    >>> x = np.array({open}1, 4, 2, 6{close}, np.uint8)
+    >>> poolgrad.{name}(x, {two}, quantization=(0.1, 0))
+    array({open}2, 4{close}, dtype=uint8)
     """
 
     operator = "avg"
 
     def options(self) -> Any:
         """Return the options of the operator."""
-        return super().options()._replace(divisor=divisor(self.divisor_override))
+        given = {"divisor": divisor(self.divisor_override), "rounding": rounding(self.quantization)}
+        return super().options()._replace(**given)
 
 
 class _LPPool(RealFunction, families.Power):

@@ -21,7 +21,6 @@ from poolgrad.jax.primitives import bound, forward_p
 from poolgrad.jax.static import Static, has_wide_numbers
 from poolgrad.operands import Parameter
 from poolgrad.operators import Prepared
-from poolgrad.portable import engine
 from poolgrad.pullback import Call
 from poolgrad.windows import Layout, WindowKind, first_pooled, unmasked
 
@@ -70,11 +69,6 @@ class JaxFrontEnd(FrontEnd):
         y, *residual = bound(forward_p, x, *operands, pool=pool, keep=int(keep))
         return y, (*residual,)
 
-    def indices_of(self, call: Call, routes: Array) -> Array:
-        layout = call.ready.layout
-        samples = call.operand if layout.window.fractional else None
-        return engine.indices(layout, routes, samples)
-
     # Extra operands
 
     def is_own(self, value: Any) -> bool:
@@ -89,14 +83,6 @@ class JaxFrontEnd(FrontEnd):
         theta = super().parameter(operand, value, x, ready)
         # So that a batch axis is not taken for channels.
         return theta.reshape(()) if theta.shape == (1,) else theta
-
-    def narrowed(self, value: Array, dtype: str) -> Array:
-        if value.dtype == jnp.float64:  # only float64 holds numbers that float32 does not
-            least, most = arguments.SIZES[dtype]
-            size = jnp.abs(value)
-            odd = (size != 0) & jnp.isfinite(size) & ((size < least) | (size > most))
-            value = jnp.where(odd, jnp.copysign(jnp.clip(size, least, most), value), value)
-        return value.astype(dtype)
 
     def seed(self, value: Any, x: Array) -> Any:
         """Return the two 32-bit halves of a 64-bit number, the lower half first."""

@@ -65,9 +65,6 @@ def derivative(*args: Array, pool: Static, learned: bool, transpose: bool) -> li
     return made
 
 
-_THREADS: Any = object()  # stands for XLA's number of threads
-
-
 class _Slot:
     """Stands for an array while the kernel calls of an operator are recorded.
 
@@ -115,12 +112,10 @@ def _call(
         kept: tuple[Any, ...] = (*sources[operand_index + len(operands) :],)
         if keep:
             kept = (*targets[1:], *(None,) * (len(ready.residual) - keep))
-        how: dict[str, Any] = {"residual": kept, "threads": _THREADS}
+        how = {"residual": kept, "threads": None, "x": None if x is None else sources[1]}
         if operands:
             operand = sources[operand_index]
             how["operand"] = operator.operand.kernel_form(operand, operand.array.size, lambda o: o)
-        if x is not None:
-            how["x"] = sources[1]
 
         def run(kernels: Any) -> None:
             getattr(operator, method)(ready.call(sources[0], targets[0], kernels, **how))
@@ -142,8 +137,7 @@ def _run(name: str, arguments: Sequence[Any], whole: _Slot, ready: Prepared) -> 
     layout = ready.layout
     args = [
         _Slot(jnp.full(a.shape, a.item(), a.dtype)) if isinstance(a, np.ndarray) else a
-        for a in arguments
-        if a is not _THREADS
+        for a in arguments[:-1]  # without the number of threads: XLA has one
     ]
     slots = dict.fromkeys(a for a in (whole, *args) if isinstance(a, _Slot))
     results = [s for s in slots if isinstance(s.array, ShapeDtypeStruct)]
@@ -155,7 +149,11 @@ def _run(name: str, arguments: Sequence[Any], whole: _Slot, ready: Prepared) -> 
         *(s.array for s in operands),
         kernel=name,
         arrays=_integers(numbers[a] for a in args if a is None or isinstance(a, _Slot)),
-        integers=_integers(a for a in args if isinstance(a, int)),
+        integers=_integers(
+            int(np.float32(a).view(np.int32)) if isinstance(a, float) else a
+            for a in args
+            if isinstance(a, (int, float))
+        ),
         input=np.int64(numbers[whole]),
         in_dtype=np.int64(DTYPE_NAMES.index(layout.dtype)),
         out_dtype=np.int64(DTYPE_NAMES.index(layout.out_dtype)),

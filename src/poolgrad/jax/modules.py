@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import KW_ONLY
 from inspect import Signature
 from numbers import Real
 from typing import Any, ClassVar, Generic, TypeVar
@@ -35,7 +34,7 @@ Y = TypeVar("Y")
 _LEAF = "An array as a learned argument is a leaf of the pytree; a number is a constant."
 
 
-class Pool(Arguments, Generic[Y]):
+class Pool(Arguments, Generic[Y], kw_only=True):
     """A public function with its arguments; `Y` is the type of the result.
 
     An array as a learned argument (`norm_type`, `r`, `alpha`) is a leaf of the pytree. Everything
@@ -61,7 +60,6 @@ class Pool(Arguments, Generic[Y]):
     function: ClassVar[Callable[..., Any]]
     dims: ClassVar[int]
     note: ClassVar[str] = "A call takes `x`; a `key` is accepted and not used."
-    _: KW_ONLY
     channels_last: bool = True
 
     def __init_subclass__(cls, *, calls: Any = None) -> None:

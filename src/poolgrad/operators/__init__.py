@@ -101,6 +101,11 @@ class Prepared:
         where = (self.layout.in_shape, self.channels_last, self.inner, self.layout.dtype)
         return prepare, (self.operator.name, self.spec, self.options, *where)
 
+    @cached_property
+    def needed(self) -> tuple[Buffer, ...]:
+        """The residual without that of a parameter, which its gradient alone needs."""
+        return self.residual[:-1] if self.operator.learned else self.residual
+
     @property
     def output(self) -> Buffer:
         """The output."""
@@ -172,7 +177,7 @@ def prepare_uncached(
         raise ValueError(f"window {words} be fractional for the operator {name}, got {spec}")
     if not operator.accepts(dtype):
         raise operator.refuse_dtype(dtype)
-    layout = lay_out(spec, shape, channels_last, inner, dtype, operator.result(dtype))
+    layout = lay_out(spec, shape, channels_last, inner, dtype, operator.result(dtype, options))
     operator.check(layout.window, options)
     residual = operator.residual(layout, options)
     return Prepared(operator, spec, options, channels_last, inner, layout, residual)

@@ -53,32 +53,46 @@ class Avg(Operator):
     options = Averaging
     integers = True
 
-    def result(self, dtype: str) -> str:
-        wide = dtype in ("int32", "uint32", "int64")
-        return dtype if dtype in FLOATS else "float64" if wide else "float32"
+    def result(self, dtype: str, options: Any) -> str:
+        if options.rounding and dtype not in ("int8", "uint8"):
+            raise TypeError(f"x must be of dtype int8 or uint8 for quantization, got {dtype}")
+        wide, kept = dtype in ("int32", "uint32", "int64"), dtype in FLOATS or options.rounding
+        return dtype if kept else "float64" if wide else "float32"
 
     def check(self, window: Window, options: Any) -> None:
         if not options.count_include_pad and not options.divisor:
             require_valid_inputs(window)
 
+    def has_kernels(self, device: str, options: Any) -> bool:
+        return super().has_kernels(device, options) and not (device == "cuda" and options.rounding)
+
     def forward(self, call: KernelCall) -> None:
-        call.kernels.average(call.source, call.target, *call.options, call.threads)
+        padding, divisor, rounding = call.options
+        average = call.kernels.average_quantized if rounding else call.kernels.average
+        average(call.source, call.target, padding, divisor, *rounding, call.threads)
 
     def vjp(self, call: KernelCall) -> None:
-        call.kernels.average_backward(call.source, call.target, *call.options, call.threads)
+        call.kernels.average_backward(call.source, call.target, *call.options[:2], call.threads)
 
     jvp = forward
 
     def share(
         self, xp: Any, amounts: Any, windows: UnfoldedWindows, routes: Any, options: Any
     ) -> Any:
-        padding, divisor = options
+        padding, divisor, _ = options
         count = divisor or xp.expand_dims(_count(xp, windows, padding, amounts.dtype), axis=-1)
         return xp.where(windows.valid, amounts / count, 0.0)
 
     def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, options: Any) -> Any:
-        padding, divisor = options
-        return _sum(xp, windows) / (divisor or _count(xp, windows, padding, windows.values.dtype))
+        padding, divisor, rounding = options
+        count = divisor or _count(xp, windows, padding, windows.values.dtype)
+        if not rounding:
+            return _sum(xp, windows) / count
+        scale, zero_point, before, after = rounding
+        integers = xp.astype(windows.values, xp.int32) - int(zero_point)
+        total = xp.sum(xp.where(windows.valid, integers, 0), axis=-1, dtype=xp.int64)
+        mean = xp.astype(total, windows.values.dtype) * (scale / count)
+        return xp.clip(xp.round(mean + before) + after, windows.lowest, windows.highest)
 
 
 @lru_cache

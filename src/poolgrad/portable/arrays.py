@@ -7,6 +7,7 @@ from typing import Any
 
 from array_api_compat import array_namespace, device, is_jax_array
 
+from poolgrad.arguments import SIZES
 from poolgrad.dtypes import INTEGERS
 from poolgrad.windows import Layout
 
@@ -26,6 +27,16 @@ def placed(x: Any) -> dict[str, Any]:
 def converted(xp: Any, x: Any, dtype: str) -> Any:
     """Convert an array to another dtype."""
     return xp.astype(x, getattr(xp, dtype))
+
+
+def narrowed(xp: Any, x: Any, dtype: str) -> Any:
+    """Convert real numbers to the dtype of sums; see `arguments.within`."""
+    if x.dtype == xp.float64 and dtype == "float32":  # it alone holds numbers that float32 does not
+        least, largest = SIZES[dtype]
+        size = xp.abs(x)
+        within = xp.where(size < least, least, xp.where(size > largest, largest, size))
+        x = xp.where((size != 0) & xp.isfinite(size), xp.copysign(within, x), x)
+    return converted(xp, x, dtype)
 
 
 def exact_dtype(dtype: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from poolgrad.dtypes import INTEGERS, limits, name_of
+from poolgrad.dtypes import INTEGERS, name_of
 from poolgrad.interface import Operator
 from poolgrad.operators import Prepared
 from poolgrad.portable import routes
@@ -51,7 +51,7 @@ def forward(
     xp, operator, layout = namespace(x), ready.operator, ready.layout
     if not operator.windowed:
         return _unpooled(xp, layout, x, operand), ()
-    geometry = _geometry(xp, ready, x, operand)
+    geometry = Geometry(xp, layout, x, operand)
     if operator.selecting:
         return _selected(xp, ready, geometry, x, operand, keep)
     theta = operand if operator.learned else None
@@ -95,7 +95,7 @@ def _linear(
     xp: Any, ready: Prepared, array: Any, operand: Any, residual: tuple[Any, ...], transpose: bool
 ) -> Any:
     """Apply the derivative of a linear operator to a tangent, or its transpose to a cotangent."""
-    layout, geometry = ready.layout, _geometry(xp, ready, array, operand)
+    layout, geometry = ready.layout, Geometry(xp, ready.layout, array, operand)
     wide = converted(xp, planes(xp, layout, array), sum_dtype(xp, array, layout))
     amounts = wide[..., None] if transpose else geometry.unfold(wide)
     kept = _kept(xp, ready, residual)
@@ -145,17 +145,12 @@ def without_winner(ready: Prepared, residual: tuple[Any, ...]) -> Any:
     return restored(xp, layout, routes.has_no_winner(xp, layout, _kept(xp, ready, residual)))
 
 
-def indices(layout: Layout, kept: Any, samples: Any = None) -> Any:
+def indices(layout: Layout, kept: Any, operand: Any = None) -> Any:
     """Convert unpacked routes to flat positions in the plane of the input; -1 without a winner."""
     xp = namespace(kept)
     whole = xp.astype(planes(xp, layout, kept), xp.arange(1).dtype)
-    found = Geometry(xp, layout, kept, samples).positions(whole)
+    found = Geometry(xp, layout, kept, operand).positions(whole)
     return restored(xp, layout, xp.where(routes.has_no_winner(xp, layout, whole), -1, found))
-
-
-def _geometry(xp: Any, ready: Prepared, like: Any, operand: Any) -> Geometry:
-    samples = operand if ready.operator.operand.determines_windows else None
-    return Geometry(xp, ready.layout, like, samples)
 
 
 def _kept(xp: Any, ready: Prepared, residual: tuple[Any, ...]) -> Any:
@@ -173,10 +168,7 @@ def _selected(
 ) -> tuple[Any, tuple[Any, ...]]:
     operator, layout = ready.operator, ready.layout
     exact = converted(xp, planes(xp, layout, x), exact_dtype(name_of(x.dtype)))
-    lowest, highest = limits(layout.dtype)
-    windows = geometry.windows._replace(
-        values=geometry.unfold(exact), lowest=lowest, highest=highest
-    )
+    windows = geometry.windows._replace(values=geometry.unfold(exact))
     draw = _uniform(xp, layout, x, operand) if operator.operand.is_positional else None
     choice = operator.choose(xp, windows, draw, ready.options)
     winner = xp.take_along_axis(windows.values, choice.winner[..., None], axis=-1)[..., 0]
@@ -229,8 +221,8 @@ def _each_plane(xp: Any, layout: Layout, theta: Any, dtype: str) -> Any:
 
 
 def _nonlinear_vjp(xp: Any, ready: Prepared, gy: Any, x: Any, operand: Any) -> tuple[Any, Any]:
-    operator, layout, geometry = ready.operator, ready.layout, _geometry(xp, ready, gy, operand)
-    dtype = _formula_dtype(xp, operator, x, layout)
+    operator, layout = ready.operator, ready.layout
+    dtype, geometry = _formula_dtype(xp, operator, x, layout), Geometry(xp, layout, gy, operand)
     tape = Recording(xp)
     values = Variable(tape, geometry.unfold(converted(xp, planes(xp, layout, x), dtype)))
     theta = Variable(tape, operand) if operator.learned else None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from array_api_compat import is_jax_array
 
+from poolgrad.dtypes import limits
 from poolgrad.interface import UnfoldedWindows
 from poolgrad.portable.arrays import placed
 from poolgrad.windows import Axis, Layout
@@ -53,15 +54,17 @@ class Geometry:
         The windows, and the shape of the input.
     like : array
         An array on the device of the tables.
-    samples : array, shape (..., pooled axes), optional
-        The samples that determine the positions of fractional windows, a row for each plane.
+    operand : array, optional
+        The extra operand. For fractional windows it is read: samples of shape (..., pooled axes),
+        which determine the positions of windows, a row for each plane.
     """
 
-    def __init__(self, xp: Any, layout: Layout, like: Any, samples: Any = None) -> None:
-        self._xp, self._window, self._where = xp, layout.window, placed(like)
+    def __init__(self, xp: Any, layout: Layout, like: Any, operand: Any = None) -> None:
+        self._xp, self._layout, self._where = xp, layout, placed(like)
+        self._window = layout.window
         dims, columns = len(self._window.axes), [None] * len(self._window.axes)
-        if samples is not None:
-            rows = xp.reshape(samples, (math.prod(samples.shape) // dims, dims))
+        if self._window.fractional:
+            rows = xp.reshape(operand, (math.prod(operand.shape) // dims, dims))
             # PyTorch's order of samples: width, height for two axes; depth, height, width for three
             columns = [rows[:, 1 - a if dims == 2 else a] for a in range(dims)]
         pairs = zip(self._window.axes, columns, strict=True)
@@ -82,6 +85,7 @@ class Geometry:
             xp.reshape(valid, shape),
             xp.reshape(extent, (*outs, 1)),
             xp.reshape(numbers, shape),
+            *limits(self._layout.dtype),
         )
 
     @property

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from poolgrad.dtypes import limits
+
 Array = NDArray[Any]
 
 
@@ -99,10 +101,20 @@ def stochastic(window: Inside) -> Pooled:
     return Pooled(x[winner], np.where(np.arange(len(x)) == winner, 1.0, 0.0), winner=winner)
 
 
-def avg(window: Inside, count_include_pad: bool, divisor: int) -> Pooled:
-    """The sum of the values divided by their number, or by the number of taps."""
+def avg(
+    window: Inside, count_include_pad: bool, divisor: int, rounding: tuple[float, ...] = ()
+) -> Pooled:
+    """The sum of the values divided by their number, or by the number of taps.
+
+    That of quantised integers (`rounding`) is multiplied with a reciprocal, in float32.
+    """
     x = window.values
     n = divisor or (window.extent if count_include_pad else len(x))
+    if rounding:
+        scale, zero_point, before, after = map(np.float32, rounding)
+        total = np.float32(x.sum(dtype=np.int64) - int(zero_point) * len(x))
+        y = np.rint(total * np.float32(scale / n) + before) + after
+        return Pooled(np.clip(y, *limits(x.dtype.name)), np.full(len(x), 1 / n))
     return Pooled(x.sum(dtype=np.float64) / n, np.full(len(x), 1 / n))
 
 

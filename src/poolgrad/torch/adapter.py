@@ -58,7 +58,8 @@ from poolgrad.windows import Layout, fixed, flatten, lay_out
 
 LIBRARY = library(__name__)
 
-_WORDS = {str: "str", bool: "bool", int: "int", float: "float"}
+# A list may be missing, because programs that were exported without it have none.
+_WORDS = {t: f"{t.__name__} {{}}" for t in (str, bool, int, float)} | {tuple: "float[] {}=[]"}
 
 Tensors = tuple[Tensor, ...]
 _Make = Callable[[Buffer, Tensor], Tensor]  # `allocate` for the kernels, `empty` for fake tensors
@@ -90,7 +91,7 @@ class Adapter:
         self.operand_count = operator.operand.count
         defaults = operator.options._field_defaults
         self.kept = len(operator.residual(_example(), operator.options()))
-        options = "".join(f", {_WORDS[type(v)]} {name}" for name, v in defaults.items())
+        options = "".join(f", {_WORDS[type(v)].format(name)}" for name, v in defaults.items())
         operand = "Tensor operand, " * self.operand_count
         held = "Tensor x, " * operator.nonlinear + operand
         held += "".join(f"Tensor residual{k}, " for k in range(self.kept))
@@ -160,7 +161,7 @@ class Adapter:
             if suffix == "_vjp":
                 shape, *rest = rest
             last, inner, *options = rest
-        named = self.operator.options(*options)
+        named = self.operator.options(*(tuple(o) if isinstance(o, list) else o for o in options))
         dtype = name_of(first.dtype)
         ready = prepare_call(self.name, spec, named, tuple(shape), last, inner, dtype)
         return Static(ready, tracked)
@@ -244,9 +245,9 @@ class Adapter:
         """Compute the gradient of the input, and of a learned parameter."""
         ready, layout = static.ready, static.ready.layout
         x, operands, residual = self.operator.split(held)
-        require("gy", gy, ready.output)
+        require("gy", gy, layout.out_shape, layout.out_dtype)
         if x is not None:
-            require("x", x, ready.input)
+            require("x", x, layout.in_shape, layout.dtype)
         engine = self._engine(ready, gy)
         if engine is Engine.PORTABLE:
             operand = self._operand(ready, operands, gy)

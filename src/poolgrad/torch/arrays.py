@@ -100,12 +100,13 @@ def kind(exchange: bool) -> TensorSpec:
     If `exchange`, the memory of tensors is read by DLPack's exchange functions, and else by their
     attributes. Both read only tensors whose storage holds all elements.
     """
-    # Tensors that have no exchange functions, but may have an address.
-    plain = (("layout", torch.strided), ("is_quantized", False), ("is_nested", False))
+    # Without exchange functions, tensors of other kinds may have an address. The functions fail for
+    # them; for quantised ones this takes milliseconds.
+    kinds = (("is_quantized", False), ("layout", torch.strided), ("is_nested", False))
     return TensorSpec(
         Tensor,
         parts=("requires_grad", *(() if exchange else ("dtype",))),
-        required=() if exchange else (*plain, *_compat.PLAIN_TENSOR),
+        required=kinds[:1] if exchange else (*kinds, *_compat.PLAIN_TENSOR),
         global_state=(torch.is_grad_enabled,),
         required_state=_compat.UNOBSERVED,
         protocol="by exchange" if exchange else "by attributes",
@@ -297,11 +298,11 @@ def strides_of(buffer: Buffer) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def require(name: str, tensor: Tensor, buffer: Buffer) -> None:
-    """Raise ValueError unless the tensor `name` has the dtype and shape of a buffer."""
-    if tensor.dtype != DTYPES[buffer.dtype] or tensor.shape != buffer.shape:
+def require(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: Any) -> None:
+    """Raise ValueError unless the tensor `name` has this shape and dtype, which may be a name."""
+    if tensor.dtype != DTYPES.get(dtype, dtype) or tuple(tensor.shape) != shape:
         raise ValueError(
-            f"{name} must be {buffer.dtype} of shape {buffer.shape}, "
+            f"{name} must be {dtype} of shape {shape}, "
             f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
         )
 
@@ -310,7 +311,7 @@ def laid_out(tensors: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> tuple
     """Restore the layout of a residual, which may have changed while it was saved."""
     result = []
     for tensor, buffer in zip(tensors, expected, strict=True):
-        require("residual", tensor, buffer)
+        require("residual", tensor, buffer.shape, buffer.dtype)
         made = readable("residual", tensor)
         result.append(made if made.stride() == strides_of(buffer) else stored(buffer, made))
     return tuple(result)

@@ -119,7 +119,7 @@ class _BoundPasses:
         self, adapter: Adapter, ready: Prepared, operands: Tensors, x: Tensor, indices: bool
     ) -> None:
         operator, layout, threads = ready.operator, ready.layout, torch.get_num_threads
-        operand, kept = arrays.as_operand(ready, operands), call_cache.needed(ready)
+        operand, kept = arrays.as_operand(ready, operands), ready.needed
         self._run = call_cache.forward(ready, _maker, threads, operand, kept, indices)
         self._vjp = call_cache.vjp(ready, _maker, threads, operand)
         self._nonlinear, self._keeps, self._indices = operator.nonlinear, bool(kept), indices

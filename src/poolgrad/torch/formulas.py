@@ -29,7 +29,7 @@ def define(
 
     def pool(x: Tensor, *learned: Tensor) -> Tensor:
         dtype = name_of(x.dtype)
-        result = operator.result(dtype)
+        result = operator.result(dtype, options)
         layout = lay_out(spec, tuple(x.shape), channels_last, -1, dtype, result)
         theta = learned[0] if learned else None
         geometry = TransposableGeometry(layout, x)

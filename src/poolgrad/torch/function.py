@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from array_api_compat import torch as xp
 from torch import Tensor
 
 from poolgrad import arguments
@@ -20,6 +22,7 @@ from poolgrad.frontend import FrontEnd
 from poolgrad.interface import Request, indexed, unpacked
 from poolgrad.operands import Parameter
 from poolgrad.operators import OPERATORS, Prepared
+from poolgrad.portable.arrays import narrowed
 from poolgrad.pullback import Call
 from poolgrad.torch import call_cache
 from poolgrad.torch._compat import is_transformed, mode_of, without_transforms
@@ -65,6 +68,10 @@ def _where(condition: Tensor, x: Any, y: Any) -> Tensor:
         return torch.where(condition, x, y)
 
 
+_QUANTIZED = {torch.qint8: torch.int8, torch.quint8: torch.uint8}
+_OF_QUANTIZED = ("avg", "max", "min", "median")  # operators that commute with the quantisation
+
+
 class TorchFrontEnd(FrontEnd):
     """Pools tensors with the operators of `adapter`, which PyTorch differentiates."""
 
@@ -98,6 +105,8 @@ class TorchFrontEnd(FrontEnd):
         return prepare_call(request.operator, request.spec, request.options, *where)
 
     def perform(self, request: Request) -> Any:
+        if isinstance(request.x, Tensor) and request.x.is_quantized:
+            return self._pooled_quantized(request)
         x = self.asarray("x", request.x)
         if OPERATORS[request.operator].composed:
             return super().perform(request)
@@ -105,6 +114,31 @@ class TorchFrontEnd(FrontEnd):
             return self._in_transformed_graph(request)
         with mode_of(x):
             return super().perform(request)
+
+    def _pooled_quantized(self, request: Request) -> Tensor:
+        """Pool the integers of a quantised tensor, which PyTorch deprecates.
+
+        Ties of averages are rounded as PyTorch rounds them: with channels first, the zero point is
+        added before rounding, except in volumes.
+        """
+        x, options = request.x, request.options
+        is_known = x.dtype in _QUANTIZED and x.qscheme() is torch.per_tensor_affine
+        is_known &= request.operator in _OF_QUANTIZED and not request.return_indices
+        if not is_known or getattr(options, "rounding", False):
+            raise TypeError(
+                "x may be a quantized tensor only of dtype qint8 or quint8, with one scale, for "
+                f"{', '.join(_OF_QUANTIZED)}, without the arguments quantization and "
+                f"return_indices, got {x.dtype} with {x.qscheme()} for {request.operator}"
+            )
+        if request.operator == "avg":
+            zero, is_last = x.q_zero_point(), x.is_contiguous(memory_format=torch.channels_last)
+            is_last = is_last or request.channels_last or request.spec.dims == 3
+            options = options._replace(rounding=(1.0, zero, *((0, zero) if is_last else (zero, 0))))
+        where = x.storage_offset(), x.shape, x.stride()
+        integers = torch.empty(0, dtype=_QUANTIZED[x.dtype], device=x.device)
+        integers.set_(x.untyped_storage(), *where)
+        y = self.perform(replace(request, x=integers, options=options))
+        return torch._make_per_tensor_quantized_tensor(y, x.q_scale(), x.q_zero_point())
 
     def forward(self, call: Call, keep: bool = False) -> tuple[Tensor, tuple[Any, ...]]:
         request, adapter = call.request, ADAPTERS[call.request.operator]
@@ -180,12 +214,8 @@ class TorchFrontEnd(FrontEnd):
         return (theta if layout.channel >= 0 else theta.reshape(())).contiguous()
 
     def narrowed(self, value: Tensor, dtype: str) -> Tensor:
-        if value.dtype == torch.float64 and dtype == "float32":
-            least, largest = arguments.SIZES[dtype]
-            size = value.detach().abs()
-            odd = (size != 0) & size.isfinite() & ((size < least) | (size > largest))
-            value = torch.where(odd, size.clamp(least, largest).copysign(value), value)
-        return value.to(DTYPES[dtype])
+        # A compiler warns that it ignores the cache of `namespace`.
+        return narrowed(xp, value, dtype)
 
     def seed(self, value: Any, x: Tensor) -> Tensor:
         known = known_generator(value)

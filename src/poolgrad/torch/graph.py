@@ -35,7 +35,7 @@ def pool_in_graph(
     named = ADAPTERS[name].operator.options(*options)
     where = (tuple(x.shape), last, -1, name_of(x.dtype))
     ready = prepare_call(name, spec_of(window), named, *where)
-    operator, layout = ready.operator, ready.layout
+    operator = ready.operator
     if operator.windowed and not operator.selecting:
         learned = (operand,) if operator.learned else ()
         return formulas.define(operator, ready.spec, last, named)(x, *learned)
@@ -45,7 +45,7 @@ def pool_in_graph(
     if named != indexed(named):
         routed = prepare_call(name, ready.spec, indexed(named), *where)
         _, routes = portable.forward(routed, x, operand)
-    return y, portable.indices(layout, routes[0], operand if layout.window.fractional else None)
+    return y, portable.indices(ready.layout, routes[0], operand)
 
 
 def _selected(ready: Prepared, x: Tensor, operand: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -59,13 +59,14 @@ def _selected(ready: Prepared, x: Tensor, operand: Any) -> tuple[Tensor, tuple[T
         return constant, residual
     held = () if operand is None else (operand,)
 
+    def split(constants: tuple[Tensor, ...]) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        return (constants[0] if held else None), constants[len(held) :]
+
     def along(t: Tensor, *constants: Tensor) -> Tensor:
-        kept, own = constants[len(held) :], constants[0] if held else None
-        return portable.jvp(ready, t, own, kept)
+        return portable.jvp(ready, t, *split(constants))
 
     def back(gy: Tensor, *constants: Tensor) -> Tensor:
-        kept, own = constants[len(held) :], constants[0] if held else None
-        return portable.vjp(ready, gy, None, own, kept)[0]
+        return portable.vjp(ready, gy, None, *split(constants))[0]
 
     selected = linear(along, back, x, *held, *residual)
     if not ready.operator.windowed:

@@ -37,7 +37,7 @@ from poolgrad.region_maps import (
     table_of,
 )
 from poolgrad.torch._compat import assert_later, tracing_state
-from poolgrad.torch.arrays import DTYPES, allocate, checked, compact
+from poolgrad.torch.arrays import DTYPES, allocate, checked, compact, require
 from poolgrad.torch.batching import lead, one_by_one
 from poolgrad.torch.derivatives import differentiable, save
 from poolgrad.torch.devices import define
@@ -87,15 +87,6 @@ def _computing_map(
     if boxes.device.type in _ASSERTING:
         assert_later(accepted(boxes, images, given.spatial_scale), refusal(images))
     return PortableMap(shape, boxes, name_of(x.dtype), given)
-
-
-def _like(name: str, given: Tensor, expected: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Raise an error unless the tensor `name` has this shape and dtype."""
-    if tuple(given.shape) != expected or given.dtype != dtype:
-        raise ValueError(
-            f"{name} must be {dtype} of shape {expected}, "
-            f"got {given.dtype} of shape {tuple(given.shape)}"
-        )
 
 
 # Operators
@@ -161,9 +152,9 @@ class _Operator:
         x, *indices, boxes = args[: self._tensors]
         shape, out_shape = self._shapes(*args)
         if self._is_transpose:
-            _like("gy", x, out_shape, x.dtype)
+            require("gy", x, out_shape, x.dtype)
         for routes in indices:
-            _like("indices", routes, out_shape, torch.int32)
+            require("indices", routes, out_shape, torch.int32)
         regions = _computing_map(x, boxes, shape, out_shape[2:], *args[self._tensors + 1 :])
         if self._finds_winners:
             y, winners = regions.pool(x)

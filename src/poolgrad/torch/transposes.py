@@ -67,7 +67,6 @@ class TransposableGeometry(Geometry):
 
     def __init__(self, layout: Layout, like: Tensor) -> None:
         super().__init__(namespace(like), layout, like)
-        self._layout = layout
 
     def unfold(self, x: Tensor) -> Tensor:
         """Gather the taps of each window; 0 where a tap is not in the input, as in `fold`."""

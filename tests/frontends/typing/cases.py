@@ -31,6 +31,8 @@ def averages(i: NDArray[np.uint8], b: NDArray[np.bool], x: NDArray[np.float32]) 
     assert_type(poolgrad.avg_pool2d(i, 2), NDArray[np.floating[Any]])
     assert_type(poolgrad.global_avg_pool(b), NDArray[np.floating[Any]])
     assert_type(poolgrad.avg_pool2d(x, 2), NDArray[np.float32])
+    assert_type(poolgrad.avg_pool2d(i, 2, quantization=(0.1, 3)), NDArray[np.uint8])
+    assert_type(poolgrad.avg_pool2d(i, 2, quantization=None), NDArray[np.floating[Any]])
     assert_type(poolgrad.max_pool2d(i, 2), NDArray[np.uint8])
 
 
