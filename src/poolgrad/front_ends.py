@@ -13,6 +13,7 @@ from typing import Any
 
 MODULES = {name: f"poolgrad.{name}" for name in ("numpy", "xarray")}
 MODULES |= {"portable": "poolgrad.array_api"}
+MODULES |= {"engine": "poolgrad.portable"}  # of arrays without kernels, for all front ends
 MODULES |= {name: f"poolgrad.{name}.function" for name in ("torch", "jax", "dask")}
 # The modules of the maps of regions of interest.
 MODULES |= {"numpy regions": "poolgrad.region_maps"}
@@ -26,7 +27,8 @@ def __getattr__(name: str) -> Any:
     _wait_for(package, "poolgrad.portable")  # which other front ends import
     import_module(package)  # first, because a module does not wait for the import of its package
     module: Any = import_module(MODULES[name])
-    found = globals()[name] = module if name.endswith("regions") else module.FRONT_END
+    is_module = name.endswith(("regions", "engine"))
+    found = globals()[name] = module if is_module else module.FRONT_END
     return found
 
 

@@ -92,12 +92,6 @@ def _named(name: str) -> FrontEnd:
     return getattr(front_ends, name)
 
 
-def _portable() -> Any:
-    from poolgrad import portable  # on first use, because it imports array-api-compat
-
-    return portable
-
-
 class FrontEnd(ABC):
     """The front end of one framework; also converts extra operands (see `operands`).
 
@@ -163,11 +157,11 @@ class FrontEnd(ABC):
 
     def forward(self, call: Call, keep: bool = False) -> tuple[Any, tuple[Any, ...]]:
         """Compute the output and, if it is kept, the residual."""
-        return _portable().forward(call.ready, call.x, call.operand, keep)
+        return front_ends.engine.forward(call.ready, call.x, call.operand, keep)
 
     def indices_of(self, call: Call, routes: Any) -> Any:
         """Convert routes to flat positions in their plane."""
-        return _portable().indices(call.ready.layout, routes, call.operand)
+        return front_ends.engine.indices(call.ready.layout, routes, call.operand)
 
     def squeezed(self, y: Any, axes: tuple[int, ...]) -> Any:
         """Remove axes of size 1."""
@@ -179,11 +173,11 @@ class FrontEnd(ABC):
 
     def gradient(self, call: Call, gy: Any, x: Any, residual: Any) -> Any:
         """Compute the gradient of the input of a call."""
-        return _portable().vjp(call.ready, gy, x, call.operand, residual)[0]
+        return front_ends.engine.vjp(call.ready, gy, x, call.operand, residual)[0]
 
     def parameter_gradient(self, call: Call, gy: Any, x: Any, residual: Any) -> Any:
         """Compute the gradient of the learned parameter of a call."""
-        return _portable().vjp(call.ready, gy, x, call.operand, residual)[1]
+        return front_ends.engine.vjp(call.ready, gy, x, call.operand, residual)[1]
 
     def cotangent(self, gy: Any, dtype: str, shape: tuple[int, ...], full: tuple[int, ...]) -> Any:
         """Check a cotangent for an output of this shape; convert it to this dtype and to `full`."""
@@ -299,7 +293,7 @@ class FrontEnd(ABC):
 
     def narrowed(self, value: Any, dtype: str) -> Any:
         """Convert an own array of real numbers to the dtype of sums."""
-        arrays = _portable().arrays
+        arrays = front_ends.engine.arrays
         return arrays.narrowed(arrays.namespace(value), value, dtype)
 
     def parameter(self, operand: Parameter, value: Any, x: Any, ready: Prepared) -> Any:

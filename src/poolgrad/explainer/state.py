@@ -153,7 +153,7 @@ def _options(request: Request) -> dict[str, Any]:
     options = {
         name: value
         for name, value in request.options._asdict().items()
-        if name not in STORAGE_OPTIONS
+        if name not in STORAGE_OPTIONS and name != "rounding"  # of integers
     }
     if "divisor" in options:
         options["divisor_override"] = options.pop("divisor") or None

@@ -116,11 +116,11 @@ def bind(
     stored : bool
         Whether the forward pass stores what the backward pass needs.
     """
-    made = FRONT_END.call(function.describe(x, **arguments))  # type: ignore[attr-defined]
+    made: Any = FRONT_END.call(function.describe(x, **arguments))  # type: ignore[attr-defined]
     ready, operator = made.ready, made.ready.operator
     y, gx, *kept = map(allocate, (ready.output, ready.input, *ready.residual))
     own, out, gradient, *residual = map(as_buffer, (made.x, y, gx, *kept))
-    how = {"operand": made.operand, "threads": threads}
+    how = {"operand": made.kernel_operand, "threads": threads}
     first = ready.call(own, out, residual=(*residual,) if stored else (), **how)
     last = ready.call(out, gradient, residual=(*residual,), x=own, **how)
 

@@ -55,6 +55,8 @@ def mode_of(tensor: Tensor) -> AbstractContextManager[Any]:
     return nullcontext() if mode is None else mode
 
 
+as_quantized = _symbol("torch._make_per_tensor_quantized_tensor")
+
 # Zeros that PyTorch stores as a shape alone: their address is their offset, so 0 or invalid.
 is_zero_tensor = _symbol("torch.Tensor._is_zerotensor")
 

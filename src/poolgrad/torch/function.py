@@ -25,7 +25,7 @@ from poolgrad.operators import OPERATORS, Prepared
 from poolgrad.portable.arrays import narrowed
 from poolgrad.pullback import Call
 from poolgrad.torch import call_cache
-from poolgrad.torch._compat import is_transformed, mode_of, without_transforms
+from poolgrad.torch._compat import as_quantized, is_transformed, mode_of, without_transforms
 from poolgrad.torch.adapter import ADAPTERS, Static
 from poolgrad.torch.arrays import (
     DTYPES,
@@ -134,11 +134,10 @@ class TorchFrontEnd(FrontEnd):
             zero, is_last = x.q_zero_point(), x.is_contiguous(memory_format=torch.channels_last)
             is_last = is_last or request.channels_last or request.spec.dims == 3
             options = options._replace(rounding=(1.0, zero, *((0, zero) if is_last else (zero, 0))))
-        where = x.storage_offset(), x.shape, x.stride()
         integers = torch.empty(0, dtype=_QUANTIZED[x.dtype], device=x.device)
-        integers.set_(x.untyped_storage(), *where)
+        integers.set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
         y = self.perform(replace(request, x=integers, options=options))
-        return torch._make_per_tensor_quantized_tensor(y, x.q_scale(), x.q_zero_point())
+        return as_quantized(y, x.q_scale(), x.q_zero_point())
 
     def forward(self, call: Call, keep: bool = False) -> tuple[Tensor, tuple[Any, ...]]:
         request, adapter = call.request, ADAPTERS[call.request.operator]
