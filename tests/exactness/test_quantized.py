@@ -250,9 +250,10 @@ def quantized_calls(draw: st.DrawFn, dims: int) -> tuple[Any, dict[str, Any]]:
     kernel = draw(st.tuples(*[st.integers(1, 4)] * dims))
     stride = draw(st.tuples(*[st.integers(1, 3)] * dims))
     padding = tuple(draw(st.integers(0, k // 2)) for k in kernel)
-    sizes = tuple(draw(st.integers(k, 24 if dims < 3 else 6)) for k in kernel)
     # With channels last, PyTorch rounds ties of the channels after the last whole vector in
-    # another way, and how many these are depends on the processor.
+    # another way, and how many these are depends on the processor. An image of one element
+    # has its channels last in any format.
+    sizes = tuple(draw(st.integers(max(k, 2), 24 if dims < 3 else 6)) for k in kernel)
     channels = 32 if last or dims == 3 else draw(st.integers(1, 5))
     info = np.iinfo(dtype)
     x = integers((draw(st.integers(1, 2)), channels, *sizes), dtype, draw(st.integers(0, 99)))
