@@ -125,22 +125,24 @@ bool handles_plane_gradients(const Call& call) {
   return p.inner == 1 && is_global(p.axis[0]) && is_global(p.axis[1]) && is_global(p.axis[2]);
 }
 
-// Gradients and routes of channels must be read in place.
-bool handles_register_blocked_backward(const Call& call) {
+// Small windows whose gradients are computed in vectors of columns.
+bool handles_register_blocked_shares(const Call& call) {
   const Plan& p = *call.plan;
   const Axis &height = p.axis[1], &width = p.axis[2];
-  const Dtype dtype = call.input.dtype;
-  const i64 bytes = summed_bytes(dtype);
-  const bool native = dtype == Dtype::float32 || dtype == Dtype::float64;
-  const bool squares = is_compiled_square(p, 2) && height.in > 1;
   const bool single_rows = has_few_taps(p) && height.kernel == 1 && height.stride == 1 &&
                            (width.kernel == 2 || width.kernel == 3) && width.stride <= 2;
-  const bool columns = p.inner == 1 && max_windows(p.axis[0]) == 1 && width.dilation == 1 &&
-                       (single_rows || squares) &&
-                       width.in / width.stride >= lanes(call, bytes) / 2;
-  const bool channels = native && squares && has_channel_vectors(call, bytes) &&
+  return !call.general_only && p.inner == 1 && max_windows(p.axis[0]) == 1 && width.dilation == 1 &&
+         (single_rows || (is_compiled_square(p, 2) && height.in > 1)) &&
+         width.in / width.stride >= lanes(call, summed_bytes(call.input.dtype)) / 2;
+}
+// Gradients and routes of channels must be read in place.
+bool handles_register_blocked_backward(const Call& call) {
+  const Dtype dtype = call.input.dtype;
+  const bool native = dtype == Dtype::float32 || dtype == Dtype::float64;
+  const bool channels = native && call.plan->axis[1].in > 1 &&
+                        has_channel_vectors(call, summed_bytes(dtype)) &&
                         call.routes.dtype == Dtype::uint8 && call.routes.contiguous_channels;
-  return !call.general_only && (columns || channels);
+  return handles_register_blocked_shares(call) || (!call.general_only && channels);
 }
 
 // Stride 1 in both directions: the windows that hold an input form a window over the outputs.
@@ -242,6 +244,8 @@ constexpr TableRow kTable[] = {
     {Task::routes_backward, A::scatter_routes, always, always},
 
     {Task::average_backward, A::plane_gradients, handles_plane_gradients, always},
+    {Task::average_backward, A::register_blocked_backward, handles_register_blocked_shares,
+     prefers_register_blocked_backward},
     {Task::average_backward, A::gather, always, prefers_gather},
     {Task::average_backward, A::transposed_separable, handles_transposed, always},
     {Task::average_backward, A::gather, always, always},

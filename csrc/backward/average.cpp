@@ -1,5 +1,5 @@
 // Gradients of averages, compiled once per instruction set.
-#include "backward/tiles.hpp"
+#include "backward/register_blocked.hpp"
 #include "base/common.hpp"
 #include "choose.hpp"
 #include "forward/row_writer.hpp"
@@ -16,7 +16,7 @@ namespace {
 template <class A>
 class PlaneGradients {
  public:
-  PlaneGradients(const Plan& p, const InputTile& tile, Dense gx, Arena& arena)
+  PlaneGradients(const Plan& p, const InputTile& tile, Arena& arena, Dense gx)
       : p_(p), first_(first_input(p, tile)), n_(inputs_of(p, tile)), gx_(gx, kChunk, arena) {}
 
   void run(const View& gy, Divisor divisor, i64 plane) {
@@ -49,7 +49,7 @@ class PlaneGradients {
 template <class T>
 class GatherShares {
  public:
-  GatherShares(const Plan& p, const InputTile& tile, Dense gx, Arena& arena)
+  GatherShares(const Plan& p, const InputTile& tile, Arena& arena, Dense gx)
       : p_(p),
         tile_(tile),
         n_((tile.hi[2] - tile.lo[2]) * p.inner),
@@ -72,7 +72,7 @@ class GatherShares {
     for (int k = 0; k < 2; ++k) slots_[k] = slots_of(p.axis[k]);
     if (slots_[0] * slots_[1] > kMaxSlots) slots_[0] = slots_[1] = 0;
     keys_ = arena.take<i64>(slots_[0] * slots_[1]);
-    rows_ = larger(kRowsAtOnce, slots_[0] * slots_[1]);
+    rows_ = larger(2, slots_[0] * slots_[1]);
     shares_ = arena.take<T>(rows_ * length_);
     sums_ = arena.take<T>(length_);
     divisors_ = arena.take<T>((valid_.hi - valid_.lo) * p.inner);
@@ -99,7 +99,6 @@ class GatherShares {
 
  private:
   static constexpr i64 kMaxSlots = 64;    // rows of shares that are stored
-  static constexpr i64 kRowsAtOnce = 3;   // rows that are added at a time
   static constexpr i64 kMaxMargin = 256;  // outputs beyond the ends of a row
 
   // The inputs that are congruent modulo the stride, and the outputs that they are computed from.
@@ -120,10 +119,10 @@ class GatherShares {
   }
 
   // The number of slots, a power of two: enough for all outputs whose windows hold one input, or
-  // for kRowsAtOnce neighbouring outputs of irregular windows.
+  // for neighbouring outputs of irregular windows.
   static i64 slots_of(const Axis& a) {
     i64 slots = 1;
-    const i64 outputs = smaller(a.out, a.regular() ? reach(a) / a.stride + 1 : kRowsAtOnce);
+    const i64 outputs = smaller(a.out, a.regular() ? reach(a) / a.stride + 1 : 3);
     while (slots <= kMaxSlots && slots < outputs) slots *= 2;
     return slots;
   }
@@ -156,17 +155,13 @@ class GatherShares {
   // Returns the sums of the shares of the output rows whose windows hold input row (d, h); null if
   // there are none.
   const T* sum_rows(i64 d, i64 h) {
-    const T* rows[kRowsAtOnce] = {};
-    i64 count = 0;
+    const T* sums = nullptr;
     each_row_holding(p_, d, h, [&](i64 od, i64 oh, i64) {
-      rows[count] = shares_of(od, oh, shares_ + count * length_);
-      if (++count < kRowsAtOnce) return;
-      add<kRowsAtOnce>(rows, sums_, length_);
-      rows[0] = sums_, count = 1;
+      const T* const row = shares_of(od, oh, shares_ + (sums ? length_ : 0));
+      if (sums) add(sums, row, sums_, length_);
+      sums = sums ? sums_ : row;
     });
-    if (count < 2) return rows[0];
-    add<2>(rows, sums_, length_);
-    return sums_;
+    return sums;
   }
 
   // Returns the shares of a row of outputs: those stored in a slot, or computed in `buffer`.
@@ -178,34 +173,24 @@ class GatherShares {
       if (keys_[slot] == key) return buffer;
       keys_[slot] = key;
     }
-    divide_row(od, oh, buffer);
+    compute_shares(od, oh, buffer);
     return buffer;
   }
 
-  POOLGRAD_LOOP void divide_row(i64 od, i64 oh, T* buffer) const {
+  void compute_shares(i64 od, i64 oh, T* buffer) const {
     const i64 n = (valid_.hi - valid_.lo) * p_.inner;
     if (n == 0) return;
     T* const to = buffer + (valid_.lo - outputs_.lo) * p_.inner;
     prefetch_after(*gy_, plane_, od, oh, valid_, p_.inner);
     const T* g = row_of(*gy_, plane_, p_.inner, od, oh, valid_.lo, valid_.hi, to);
-    const T rows = static_cast<T>(divisor_.of_rows(p_, od, oh));
-    lanes<T>(n, [&](auto w, i64 i) {  // no element twice: g may be `to`
-      using V = Vec<T, w()>;
-      store(to + i, load<V>(g + i) / (rows * load<V>(divisors_ + i)));
-    });
+    divide_row(g, divisors_, static_cast<T>(divisor_.of_rows(p_, od, oh)), to, n);
   }
 
-  // Adds rows; `to` may be the first one.
-  template <i64 Rows>
-  POOLGRAD_LOOP static void add(const T* const* rows, T* to, i64 n) {
-    const T* from[Rows];
-    std::copy(rows, rows + Rows, from);
+  // Adds two rows; `to` may be one of them.
+  POOLGRAD_LOOP static void add(const T* a, const T* b, T* to, i64 n) {
     lanes<T>(n, [&](auto w, i64 i) {  // no element twice
       using V = Vec<T, w()>;
-      V sum = load<V>(from[0] + i);
-      POOLGRAD_UNROLL
-      for (i64 k = 1; k < Rows; ++k) sum += load<V>(from[k] + i);
-      store(to + i, sum);
+      store(to + i, load<V>(a + i) + load<V>(b + i));
     });
   }
 
@@ -252,10 +237,7 @@ class GatherShares {
                        T* to = row + (s.begin - lo) * inner + first * step;
                        const T* from = sums + output * inner;
                        if (step == 1) return add_to_all(to, *from, end - first);
-                       for (i64 t = first; t < end; ++t, to += step) {
-                         const T* const rows[] = {to, from};
-                         add<2>(rows, to, inner);
-                       }
+                       for (i64 t = first; t < end; ++t, to += step) add(to, from, to, inner);
                      });
   }
 
@@ -284,14 +266,6 @@ class GatherShares {
   Divisor divisor_{};
 };
 
-template <class Backward>
-void run(const Work& work, const View& gy, Divisor divisor, Dense gx) {
-  over_inputs(
-      work,
-      [&](const InputTile& tile, Arena& arena) { return Backward(*work.plan, tile, gx, arena); },
-      [&](Backward& state, i64 plane, const InputTile&) { state.run(gy, divisor, plane); });
-}
-
 }  // namespace
 
 void average_backward(const Work& work, const View& gy, Dense gx, bool count_padding,
@@ -302,8 +276,13 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
     return average_of_transposed(work, gy, divide, gx);
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
-    if (algorithm == Algorithm::plane_gradients) run<PlaneGradients<A>>(work, gy, divide, gx);
-    else run<GatherShares<A>>(work, gy, divide, gx);
+    if (algorithm == Algorithm::plane_gradients)
+      return run_backward<PlaneGradients<A>>(work, gy, divide, gx);
+    if constexpr (!kGeneralOnly) {
+      if (algorithm == Algorithm::register_blocked_backward)
+        return run_backward<RegisterBlockedBackward<A, false>>(work, gy, divide, gx);
+    }
+    run_backward<GatherShares<A>>(work, gy, divide, gx);
   });
 }
 

@@ -1,7 +1,8 @@
-// Register-blocked gradients of maxima of small windows: computes several rows of input gradients
-// at once. A vector of neighbouring columns or, with channels last, of the channels of a pixel
-// moves down the rows of outputs; each gradient and its route are read once, and the gradient is
-// added, in registers, to the input that the route names.
+// Register-blocked gradients of maxima and averages of small windows: computes several rows of
+// input gradients at once. A vector of neighbouring columns or, with channels last, of the channels
+// of a pixel moves down the rows of outputs; each gradient and its route are read once, and the
+// gradient is added, in registers, to the input that the route names. Shares of an average are
+// added along the height and then along the width, in ascending order of outputs.
 #pragma once
 
 #include "backward/tiles.hpp"
@@ -13,11 +14,14 @@ namespace poolgrad::inline POOLGRAD_ISA {
 
 // Windows of K x K or 1 x K inputs, which do not overlap along the depth. With channels last:
 // windows of K x K inputs in planes without a depth, and gradients and routes that are read in
-// place.
-template <class T>
+// place. HasRoutes: a gradient is added to the input that its route names; else it is divided by
+// the divisor and added to all inputs of its window (not with channels last).
+template <class T, bool HasRoutes>
 class RegisterBlockedBackward {
  public:
-  RegisterBlockedBackward(const Plan& p, const InputTile& tile, Dense gx, Arena& arena)
+  using Source = std::conditional_t<HasRoutes, View, Divisor>;
+
+  RegisterBlockedBackward(const Plan& p, const InputTile& tile, Arena& arena, Dense gx)
       : p_(p),
         tile_(tile),
         has_channels_(p.inner > 1),
@@ -38,19 +42,23 @@ class RegisterBlockedBackward {
     pitch_ = ceil_div(end_ - first_, kMargin) * kMargin;
     copied_ = has_channels_ ? 0 : ((max_rows_ + height.kernel) / height.stride + 2) * pitch_;
     gradients_ = arena.take<T>(copied_);
-    routes_ = arena.take<std::uint8_t>(copied_);
-    wide_routes_ = arena.take<u32>(pitch_);
+    routes_ = HasRoutes ? arena.take<std::uint8_t>(copied_) : nullptr;
+    wide_routes_ = HasRoutes ? arena.take<u32>(pitch_) : nullptr;
+    divisors_ = HasRoutes ? nullptr : arena.take<T>(pitch_);
     discarded_ = arena.take<T>(n_);
     rows_ = arena.take<T*>(max_rows_ + 2 * height.kernel + 2 * height.stride);
   }
 
-  void run(const View& gy, const View& routes, i64 plane) {
+  // source: the routes, or the divisor
+  void run(const View& gy, const Source& source, i64 plane) {
+    Operand operand{gy, source, plane_of(gy, plane), nullptr};
+    if constexpr (HasRoutes) operand.routes = plane_of(source, plane);
     if (!ready_) {
       ready_ = true;
       std::fill(gradients_, gradients_ + copied_, T(0));
-      std::memset(routes_, 0, static_cast<std::size_t>(copied_));
+      if constexpr (HasRoutes) std::memset(routes_, 0, static_cast<std::size_t>(copied_));
+      else source.fill_row(p_, valid_.lo, valid_.hi, divisors_);
     }
-    const Operand operand{gy, routes, plane_of(gy, plane), plane_of(routes, plane)};
     i64 at = plane * p_.in_plane() + first_input(p_, tile_);
     for (i64 d = tile_.lo[0]; d < tile_.hi[0]; ++d) {
       for (i64 h = tile_.lo[1], count; h < tile_.hi[1]; h += count, at += count * n_) {
@@ -73,7 +81,8 @@ class RegisterBlockedBackward {
   };
   // A plane of gradients and of routes.
   struct Operand {
-    const View &gy, &routing;
+    const View& gy;
+    const Source& source;
     const char *gradients, *routes;
   };
   // The gradients of a vector of outputs, and their routes.
@@ -111,7 +120,9 @@ class RegisterBlockedBackward {
     }
     const Lines source = has_channels_ ? Lines{} : lines_of(from, depths.lo, first, lines);
     by_shape(width, [&](auto kernel, auto stride) {
-      if (has_channels_) return compute_channels<kernel(), stride()>(from, first);
+      if constexpr (HasRoutes) {
+        if (has_channels_) return compute_channels<kernel(), stride()>(from, first);
+      }
       by_width<T>(n_ / stride, [&](auto w) {
         if (height.kernel == 1) compute_columns<1, kernel(), stride(), w()>(source, tap, lines);
         else compute_columns<kernel(), kernel(), stride(), w()>(source, tap, lines);
@@ -122,19 +133,22 @@ class RegisterBlockedBackward {
   // Returns lines from output row `first` on: in the array, if nothing around them is read, or
   // copied.
   Lines lines_of(const Operand& from, i64 od, i64 first, i64 lines) {
-    const View &g = from.gy, &r = from.routing;
-    const bool inside =
-        valid_.lo == first_ && valid_.hi == end_ && first >= 0 && first + lines <= p_.axis[1].out;
-    if (inside && g.dtype == DtypeOf<T>::value && r.dtype == Dtype::uint8 && g.width == 1 &&
-        r.width == 1) {
-      for (i64 i = first; i < first + lines; ++i) {
-        prefetch_after(g, from.gradients, od, i, valid_, 1);
-        prefetch_after(r, from.routes, od, i, valid_, 1);
+    if constexpr (HasRoutes) {
+      const View &g = from.gy, &r = from.source;
+      const bool inside =
+          valid_.lo == first_ && valid_.hi == end_ && first >= 0 && first + lines <= p_.axis[1].out;
+      if (inside && g.dtype == DtypeOf<T>::value && r.dtype == Dtype::uint8 && g.width == 1 &&
+          r.width == 1) {
+        for (i64 i = first; i < first + lines; ++i) {
+          prefetch_after(g, from.gradients, od, i, valid_, 1);
+          prefetch_after(r, from.routes, od, i, valid_, 1);
+        }
+        return {
+            reinterpret_cast<const T*>(from.gradients) + od * g.depth + first * g.height + first_,
+            reinterpret_cast<const std::uint8_t*>(from.routes) + od * r.depth + first * r.height +
+                first_,
+            g.height, r.height};
       }
-      return {reinterpret_cast<const T*>(from.gradients) + od * g.depth + first * g.height + first_,
-              reinterpret_cast<const std::uint8_t*>(from.routes) + od * r.depth + first * r.height +
-                  first_,
-              g.height, r.height};
     }
     for (i64 i = 0; i < lines; ++i) copy_line(from, od, first + i, i * pitch_);
     return {gradients_, routes_, pitch_, pitch_};
@@ -146,20 +160,24 @@ class RegisterBlockedBackward {
     const i64 n = valid_.hi - valid_.lo;
     if (n == 0) return;
     T* const g = gradients_ + line + valid_.lo - first_;
-    std::uint8_t* const r = routes_ + line + valid_.lo - first_;
     if (oh < 0 || oh >= p_.axis[1].out) return std::fill(g, g + n, T(0));
     const auto row = [&](const View& v, const char* plane, auto* buffer) {
       prefetch_after(v, plane, od, oh, valid_, 1);
       return row_of(v, plane, 1, od, oh, valid_.lo, valid_.hi, buffer);
     };
     const T* const gradients = row(from.gy, from.gradients, g);
-    if (gradients != g) copy_run(gradients, g, n);
-    if (from.routing.dtype == Dtype::uint8) {
-      const std::uint8_t* const routes = row(from.routing, from.routes, r);
-      if (routes != r) copy_run(routes, r, n);
+    if constexpr (HasRoutes) {
+      std::uint8_t* const r = routes_ + line + valid_.lo - first_;
+      if (gradients != g) copy_run(gradients, g, n);
+      if (from.source.dtype == Dtype::uint8) {
+        const std::uint8_t* const routes = row(from.source, from.routes, r);
+        if (routes != r) copy_run(routes, r, n);
+      } else {
+        const u32* const routes = row(from.source, from.routes, wide_routes_);
+        for (i64 i = 0; i < n; ++i) r[i] = static_cast<std::uint8_t>(smaller(routes[i], 0xFF));
+      }
     } else {
-      const u32* const routes = row(from.routing, from.routes, wide_routes_);
-      for (i64 i = 0; i < n; ++i) r[i] = static_cast<std::uint8_t>(smaller(routes[i], 0xFF));
+      divide_row(gradients, divisors_, static_cast<T>(from.source.of_rows(p_, od, oh)), g, n);
     }
   }
 
@@ -188,8 +206,10 @@ class RegisterBlockedBackward {
     accumulate<Height, K, S, P, V>(
         tap, lines,
         [&](i64 q, i64 output) {
-          return load_routed<V>(g + q * source.gradient_pitch + output,
-                                r + q * source.route_pitch + output);
+          const T* const gradients = g + q * source.gradient_pitch + output;
+          if constexpr (HasRoutes)
+            return load_routed<V>(gradients, r + q * source.route_pitch + output);
+          else return load<V>(gradients);
         },
         [&](i64 row, const V* sums) {
           T* const to = rows_[row] + column;
@@ -216,7 +236,7 @@ class RegisterBlockedBackward {
     constexpr i64 kBefore = (K - 1) / S, kLines = kBefore + kMaxChannelsLastStrides;
     const i64 channels = p_.inner, in = p_.axis[2].in, out = p_.axis[2].out;
     const i64 gradient_line = from.gy.height, gradient_pixel = from.gy.width;
-    const i64 route_line = from.routing.height, route_pixel = from.routing.width;
+    const i64 route_line = from.source.height, route_pixel = from.source.width;
     const T* const g = reinterpret_cast<const T*>(from.gradients) + first * gradient_line;
     const std::uint8_t* const r =
         reinterpret_cast<const std::uint8_t*>(from.routes) + first * route_line;
@@ -278,24 +298,44 @@ class RegisterBlockedBackward {
     POOLGRAD_UNROLL
     for (i64 k = 0; k < Height * K; ++k)
       taps[k / K][k % K] = Routes{} + (tap + static_cast<u32>(k));
-    V sums[Height][S]{};
+    constexpr i64 kFirst = -((K - 1 - P) / S), kLast = (S - 1 + P) / S;  // outputs
+    constexpr i64 kSums = HasRoutes ? S : kLast - kFirst + 1;
+    V sums[Height][kSums]{};  // of each phase or, without routes, of each output
     const auto add_line = [&](i64 q) __attribute__((always_inline)) {
       POOLGRAD_UNROLL
-      for (i64 output = -((K - 1 - P) / S); output <= (S - 1 + P) / S; ++output) {
-        const Routed<V> from = load(q, output);
+      for (i64 output = kFirst; output <= kLast; ++output) {
+        const auto from = load(q, output);
         POOLGRAD_UNROLL
-        for (i64 j = 0; j < Height * S; ++j) {
-          const i64 c = j % S, k = c + P - output * S;
-          if (k < 0 || k >= K) continue;
-          sums[j / S][c] += from.route == taps[j / S][k] ? from.gradient : V{};
+        for (i64 j = 0; j < Height; ++j) {
+          if constexpr (HasRoutes) {
+            POOLGRAD_UNROLL
+            for (i64 c = 0; c < S; ++c) {
+              const i64 k = c + P - output * S;
+              if (k >= 0 && k < K) sums[j][c] += from.route == taps[j][k] ? from.gradient : V{};
+            }
+          } else {
+            sums[j][output - kFirst] += from;
+          }
         }
       }
       POOLGRAD_UNROLL
-      for (i64 j = 0; j < kStep; ++j) store(q * kStep + j, sums[j]);
+      for (i64 j = 0; j < kStep; ++j) {
+        V columns[S]{};
+        POOLGRAD_UNROLL
+        for (i64 c = 0; c < S; ++c) {
+          if (HasRoutes) columns[c] = sums[j][c];
+          POOLGRAD_UNROLL
+          for (i64 output = kFirst; !HasRoutes && output <= kLast; ++output) {
+            const i64 k = c + P - output * S;
+            if (k >= 0 && k < K) columns[c] += sums[j][output - kFirst];
+          }
+        }
+        store(q * kStep + j, columns);
+      }
       POOLGRAD_UNROLL
       for (i64 j = 0; j < Height; ++j) {
         POOLGRAD_UNROLL
-        for (i64 c = 0; c < S; ++c) sums[j][c] = j + kStep < Height ? sums[j + kStep][c] : V{};
+        for (i64 c = 0; c < kSums; ++c) sums[j][c] = j + kStep < Height ? sums[j + kStep][c] : V{};
       }
     };
     if constexpr (std::is_same_v<Lines, i64>) {
@@ -321,6 +361,7 @@ class RegisterBlockedBackward {
   T *gradients_, *discarded_;  // copied lines; a row of inputs that does not belong to the block
   std::uint8_t* routes_;
   u32* wide_routes_;
+  T* divisors_;
   T** rows_;  // where rows of input gradients are stored
 };
 

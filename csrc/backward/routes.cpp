@@ -47,14 +47,13 @@ class ScatterRoutes {
  public:
   static constexpr i64 kPlanesAtOnce = 8;
 
-  // planes: of the task
-  ScatterRoutes(const Plan& p, const InputTile& tile, i64 planes, Dense gx, Arena& arena)
+  ScatterRoutes(const Plan& p, const InputTile& tile, Arena& arena, Dense gx)
       : p_(p),
         tile_(tile),
         gx_(gx),
         first_(first_input(p, tile)),
         inputs_(inputs_of(p, tile)),
-        planes_at_once_(p.inner < kTapsAcrossLanes ? smaller(kPlanesAtOnce, planes) : 1),
+        planes_at_once_(p.inner < kTapsAcrossLanes ? smaller(kPlanesAtOnce, p.outer) : 1),
         outs_(reaching(p.axis[2], tile.lo[2], tile.hi[2])),
         n_((outs_.hi - outs_.lo) * p.inner),
         columns_(arena.take<Index>(n_)),
@@ -260,14 +259,6 @@ class ScatterRoutes {
   bool ready_ = false;
 };
 
-template <class Backward>
-void run_backward(const Work& work, const View& gy, const View& routes, Dense gx) {
-  over_inputs(
-      work,
-      [&](const InputTile& tile, Arena& arena) { return Backward(*work.plan, tile, gx, arena); },
-      [&](Backward& state, i64 plane, const InputTile&) { state.run(gy, routes, plane); });
-}
-
 void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
   const Plan& p = *work.plan;
   Call call = call_of(Task::routes_backward, work, gy);
@@ -277,15 +268,12 @@ void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
     using A = decltype(a);
     if constexpr (!kGeneralOnly) {
       if (algorithm != Algorithm::scatter_routes)
-        return run_backward<RegisterBlockedBackward<A>>(work, gy, routes, gx);
+        return run_backward<RegisterBlockedBackward<A, true>>(work, gy, routes, gx);
     }
     by_route(routes.dtype, [&](auto r) {
       using Backward = ScatterRoutes<A, decltype(r)>;
-      over_inputs(
-          work,
-          [&](const InputTile& tile, i64 planes, Arena& arena) {
-            return Backward(p, tile, planes, gx, arena);
-          },
+      over_tiles<InputTile>(
+          work, [&](const InputTile& tile, Arena& arena) { return Backward(p, tile, arena, gx); },
           [&](Backward& state, i64 first, i64 last, const InputTile&) {
             state.run(gy, routes, first, last);
           },
@@ -306,7 +294,7 @@ void over_routes(const Work& work, const View& routing, std::array<i64, 4> strid
       R* routes;
       i64* offsets;
     };
-    over_outputs(
+    over_tiles<Tile>(
         work,
         [&](const Tile&, Arena& arena) {
           return Rows{arena.take<R>(p.out_row()), arena.take<i64>(p.out_row())};
@@ -361,27 +349,18 @@ void indices(const Work& work, const View& routes, i64* to) {
 }
 
 void split_backward(const Work& work, const View& gy, const std::uint8_t* winners, Dense gx) {
-  const Plan& p = *work.plan;
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
-    using Backward = SplitTiesBackward<A>;
-    over_inputs(
-        work, [&](const InputTile& tile, Arena& arena) { return Backward(p, tile, gx, arena); },
-        [&](Backward& state, i64 plane, const InputTile&) {
-          state.run(gy, winners + plane * p.out_plane() * p.winner_bytes(), plane);
-        });
+    run_backward<SplitTiesBackward<A>>(work, gy, winners, gx);
   });
 }
 
 void split_jvp(const Work& work, const View& tangent, const std::uint8_t* winners, Dense y) {
-  const Plan& p = *work.plan;
   by_sum(tangent.dtype, [&](auto a) {
     using A = decltype(a);
-    over_outputs(
-        work, [&](const Tile& tile, Arena& arena) { return TieRows<A>(p, tile, arena); },
-        [&](TieRows<A>& rows, i64 plane, const Tile&) {
-          split_ties_jvp(rows, tangent, winners, p.winner_bytes(), y, plane);
-        });
+    over_states<Tile, TieRows<A>>(work, false, [&](TieRows<A>& rows, i64 plane) {
+      split_ties_jvp(rows, tangent, winners, work.plan->winner_bytes(), y, plane);
+    });
   });
 }
 

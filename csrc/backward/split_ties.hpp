@@ -19,7 +19,7 @@ T count_winners(const std::uint8_t* bits, i64 bytes) {
 template <class T>
 class SplitTiesBackward {
  public:
-  SplitTiesBackward(const Plan& p, const InputTile& tile, Dense gx, Arena& arena)
+  SplitTiesBackward(const Plan& p, const InputTile& tile, Arena& arena, Dense gx)
       : p_(p),
         tile_(tile),
         outs_(reaching(p.axis[2], tile.lo[2], tile.hi[2])),
@@ -29,6 +29,7 @@ class SplitTiesBackward {
 
   void run(const View& gy, const std::uint8_t* winners, i64 plane) {
     i64 at = plane * p_.in_plane() + first_input(p_, tile_);
+    winners += plane * p_.out_plane() * p_.winner_bytes();
     for (i64 d = tile_.lo[0]; d < tile_.hi[0]; ++d) {
       for (i64 h = tile_.lo[1]; h < tile_.hi[1]; ++h, at += n_) {
         T* const row = gx_.reserve(at, n_);

@@ -35,8 +35,8 @@ class WeightedBackward {
             &WeightedBackward::template add_window<Weight>};
   }
 
-  WeightedBackward(const Plan& p, const InputTile& tile, Dense gx, const InnerLoops& loops,
-                   const WeightedOperands& from, Arena& arena)
+  WeightedBackward(const Plan& p, const InputTile& tile, Arena& arena, Dense gx,
+                   const InnerLoops& loops, const WeightedOperands& from)
       : p_(p),
         tile_(tile),
         loops_(loops),
@@ -199,12 +199,8 @@ void nonlinear_backward(const Work& work, NonlinearOp kind, const View& gy, cons
                            ? Backward::template loops<PositiveWeight<A>>()
                            : Backward::template loops<PowerWeight<A>>();
     const WeightedOperands from{&gy, &x, residuals, theta, common_integer_power<A>(kind, theta)};
-    over_inputs(
-        work,
-        [&](const InputTile& tile, Arena& arena) {
-          return Backward(*work.plan, tile, gx, loops, from, arena);
-        },
-        [&](Backward& state, i64 plane, const InputTile&) { state.run(plane); }, true);
+    over_states<InputTile, Backward>(
+        work, true, [](Backward& state, i64 plane) { state.run(plane); }, gx, loops, from);
   });
 }
 

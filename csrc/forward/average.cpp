@@ -34,10 +34,16 @@ struct MeanState {
   A* divisors;  // of the row, without the factor that all outputs share
 };
 
-// Divides a row of n sums.
+// Divides n sums and writes the averages to elements first, first + 1, ... of an array.
 template <class A>
-POOLGRAD_LOOP void divide(typename Mean<A, false>::Target to, i64 n) {
-  lanes<A>(n, [&](auto w, i64 i) { Mean<A, false>::divide(to, i, load<Vec<A, w()>>(to.y + i)); });
+POOLGRAD_LOOP void write_means(Dense y, i64 first, A* sums, const A* divisors, A rows, i64 n) {
+  A* const to = has_type<A>(y) ? elements_of<A>(y, first) : sums;
+  lanes<A>(n, [&, how = y.quantization](auto w, i64 i) {
+    using V = Vec<A, w()>;
+    prefetch(to + i + kPrefetchElements<A>);
+    store(to + i, quotient(V{} + load<V>(sums + i), rows * load<V>(divisors + i), how));
+  });
+  if (to == sums) write(y, first, sums, n);
 }
 
 // Memory of a tile of averages of small windows.
@@ -83,11 +89,10 @@ void average_by_rows(const Work& work, const View& x, Dense y, Divisor divisor,
                      const ReadOptions<A>& reading = {}) {
   const Plan& p = *work.plan;
   using State = MeanState<A, Windows>;
-  Batch batch = Windows::batch(p);
-  if (reading.windows) batch = {1, p.inner};
+  const Batch batch = Windows::batch(p);
   Plan part = p;
   part.inner = batch.channels;
-  over_outputs(
+  over_tiles<Tile>(
       work,
       [&](const Tile& tile, Arena& arena) {
         return State(part, x, tile, reading, arena, batch.planes);
@@ -98,11 +103,11 @@ void average_by_rows(const Work& work, const View& x, Dense y, Divisor divisor,
                            state.divisors + k * state.windows.spacing());
         in_batches(p, batch, first, last, [&](i64 plane, i64 planes, i64 channel) {
           over_batch(p, batch, x, tile, plane, planes, channel, state.windows, state.row,
-                     [&](i64 od, i64 oh, typename Sum<A>::Row row, const Segments& segments) {
+                     [&](i64 od, i64 oh, typename Sum<A>::Row row, const Segments& s) {
                        const A rows = static_cast<A>(divisor.of_rows(p, od, oh));
-                       divide<A>({row.v, state.divisors, &rows, &divisor.quantization},
-                                 state.windows.length());
-                       write_segments(y, row.v, segments);
+                       for (i64 k = 0, at = 0; k < s.count; ++k, at += s.from_spacing)
+                         write_means(y, s.first + k * s.to_spacing, row.v + at, state.divisors + at,
+                                     rows, s.length);
                      });
         });
       },
@@ -130,7 +135,7 @@ void average(const Work& whole, const View& given, Dense y, bool count_padding, 
     using A = decltype(a);
     switch (algorithm) {
       case Algorithm::plane_means:
-        return over_outputs(
+        return over_tiles<Tile>(
             work, [&](const Tile&, Arena& arena) { return PlaneMeans<A>(p, y, divide, arena); },
             [&](auto& state, i64 first, i64 last, const Tile&) { state.run(x, first, last); });
       case Algorithm::register_blocked:

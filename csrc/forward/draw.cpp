@@ -97,7 +97,7 @@ template <class A>
 bool all_finite(const Work& work, const View& x) {
   const Plan& p = *work.plan;
   std::atomic<bool> finite{true};
-  over_inputs(
+  over_tiles<InputTile>(
       work, [&](const InputTile&, Arena& arena) { return arena.take<A>(p.axis[2].in * p.inner); },
       [&](A* buffer, i64 plane, const InputTile& tile) {
         const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
@@ -125,7 +125,7 @@ bool select_draw(const Work& work, const View& x, Dense y, Dense routes, const V
     finite = all_finite<A>(work, x);
     if (!finite) return;
     (void)choose({.task = Task::draw, .plan = &p});  // there is one algorithm
-    over_outputs(
+    over_tiles<Tile>(
         work,
         [&](const Tile& tile, Arena& arena) {
           const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;

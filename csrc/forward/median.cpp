@@ -9,18 +9,13 @@
 namespace poolgrad::inline POOLGRAD_ISA {
 
 void select_median(const Work& work, const View& x, Dense y, Dense routes) {
-  const Plan& p = *work.plan;
-  const Algorithm algorithm = choose({.task = Task::median, .plan = &p});
+  const Algorithm algorithm = choose({.task = Task::median, .plan = work.plan});
   by_order(x.dtype, [&](auto a) {
     using A = decltype(a);
     if (algorithm == Algorithm::sorting_network)
       return small_windows<MedianNetwork<A>>(work, algorithm, x, y, routes, Select::median);
-    over_outputs(
-        work,
-        [&](const Tile& tile, Arena& arena) {
-          return SlidingRanks<A>(p, x, tile, y, routes, arena);
-        },
-        [&](SlidingRanks<A>& state, i64 plane, const Tile&) { state.run(plane); });
+    over_states<Tile, SlidingRanks<A>>(
+        work, false, [](SlidingRanks<A>& state, i64 plane) { state.run(plane); }, x, y, routes);
   });
 }
 

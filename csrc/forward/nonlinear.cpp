@@ -77,7 +77,7 @@ void compute_tiles(const Work& work, NonlinearOp kind, const View& x, Parameter 
   const Plan& p = *work.plan;
   using State = NonlinearState<A, Windows>;
   const int whole = common_integer_power<A>(kind, theta);
-  over_outputs(
+  over_tiles<Tile>(
       work,
       [&](const Tile& tile, Arena& arena) {
         const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;

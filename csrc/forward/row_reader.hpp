@@ -95,7 +95,8 @@ class Reader {
     for (i64& prefetched : prefetched_) prefetched = -1;
     const i64 slots = (depth_mask_ + 1) * (height_mask_ + 1);
     for (i64 k = 0; !direct_ && k < slots; ++k) cached_[k].key = -1;
-    if (options_.windows) options_.divisor.fill_row(*options_.windows, lo_, hi_, divisors_);
+    if (options_.windows && !std::exchange(has_divisors_, true))
+      options_.divisor.fill_row(*options_.windows, lo_, hi_, divisors_);
   }
 
   const A* at(i64 d, i64 h) const {  // requires direct()
@@ -141,7 +142,7 @@ class Reader {
     }
     if (kFloat<A> && options_.windows) {
       const A rows = static_cast<A>(options_.divisor.of_rows(*options_.windows, d, h));
-      for (i64 i = 0; i < n; ++i) valid[i] = static_cast<A>(from[i] / (rows * divisors_[i]));
+      divide_row(from, divisors_, rows, valid, n);
       from = valid;
     }
     if (padded_) {
@@ -156,7 +157,7 @@ class Reader {
   const View& x_;
   const ReadOptions<A> options_;
   i64 inner_, lo_, hi_, from_, to_, rows_, length_ = 0, depth_mask_, height_mask_;
-  bool direct_, padded_ = false;
+  bool direct_, padded_ = false, has_divisors_ = false;
   const char* plane_ = nullptr;
   i64 bytes_, prefetched_[4];  // of a row; the last prefetched row of each of four depths
   A *buffers_ = nullptr, *divisors_ = nullptr;

@@ -52,7 +52,7 @@ void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which
   const Batch batch = Separable<Op>::batch(p);
   Plan part = p;
   part.inner = batch.channels;
-  over_outputs(
+  over_tiles<Tile>(
       work,
       [&](const Tile& tile, Arena& arena) {
         return SeparableState<Op, Fast>(part, x, tile, flips, batch.planes, arena);
@@ -103,15 +103,11 @@ void forward(const Work& whole, Select which, const View& x, Dense y, Dense rout
 
 void split_winners(const Work& work, Select which, const View& x, const View& y,
                    std::uint8_t* winners) {
-  const Plan& p = *work.plan;
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
-    over_outputs(
-        work, [&](const Tile& tile, Arena& arena) { return TieRows<A>(p, tile, arena); },
-        [&](TieRows<A>& rows, i64 plane, const Tile&) {
-          rows.mark(x, y, which == Select::rectified, winners, plane);
-        },
-        true);
+    over_states<Tile, TieRows<A>>(work, true, [&](TieRows<A>& rows, i64 plane) {
+      rows.mark(x, y, which == Select::rectified, winners, plane);
+    });
   });
 }
 

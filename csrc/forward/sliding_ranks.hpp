@@ -12,7 +12,7 @@ namespace poolgrad::inline POOLGRAD_ISA {
 template <class A>
 class SlidingRanks {
  public:
-  SlidingRanks(const Plan& p, const View& x, const Tile& tile, Dense y, Dense routes, Arena& arena)
+  SlidingRanks(const Plan& p, const Tile& tile, Arena& arena, const View& x, Dense y, Dense routes)
       : p_(p),
         x_(x),
         tile_(tile),

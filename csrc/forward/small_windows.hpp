@@ -80,12 +80,12 @@ class SmallWindows {
 };
 
 // Computes all tiles. make_output(tile, n, arena): the output of at most n elements at a time;
-// independent: see over_outputs().
+// independent: see over_tiles().
 template <class Op, class MakeOutput>
 void over_small_windows(const Work& work, Algorithm algorithm, const View& x, i64 flips,
                         bool independent, MakeOutput&& make_output) {
   using State = SmallWindows<Op, std::invoke_result_t<MakeOutput, const Tile&, i64, Arena&>>;
-  over_outputs(
+  over_tiles<Tile>(
       work,
       [&](const Tile& tile, Arena& arena) {
         return State(algorithm, *work.plan, x, tile, flips, arena,

@@ -12,7 +12,7 @@ namespace poolgrad::inline POOLGRAD_ISA {
 template <class A>
 class TieCounter {
  public:
-  TieCounter(const Plan& p, const View& x, const Tile& tile, Arena& arena)
+  TieCounter(const Plan& p, const Tile& tile, Arena& arena, const View& x)
       : p_(p),
         tile_(tile),
         n_((tile.hi[2] - tile.lo[2]) * p.inner),
@@ -82,15 +82,14 @@ class TieCounter {
 
 // Changes the routes of windows with ties.
 inline void route_ties_nowhere(const Work& work, const View& x, Dense y, Dense routes) {
-  const Plan& p = *work.plan;
   by_order(x.dtype, [&](auto a) {
     using A = decltype(a);
-    over_outputs(
-        work, [&](const Tile& tile, Arena& arena) { return TieCounter<A>(p, x, tile, arena); },
-        [&](TieCounter<A>& counter, i64 plane, const Tile&) {
-          counter.run(plane_of(x, plane), y, routes, plane * p.out_plane());
+    over_states<Tile, TieCounter<A>>(
+        work, true,
+        [&](TieCounter<A>& counter, i64 plane) {
+          counter.run(plane_of(x, plane), y, routes, plane * work.plan->out_plane());
         },
-        true);
+        x);
   });
 }
 

@@ -68,7 +68,7 @@ struct Partition {
   }
 };
 
-// The tasks of a kernel call. Box: Tile (of outputs) or InputTile (of inputs).
+// The tasks of a kernel call; see over_tiles().
 template <class Box, class MakeState, class Compute>
 class TileTasks {
  public:
@@ -96,17 +96,10 @@ class TileTasks {
     box.lo[axis] = length * part / parts;
     box.hi[axis] = length * (part + 1) / parts;
     if (box.lo[axis] == box.hi[axis]) return;
-    const auto new_state = [&](Arena& arena) {
-      if constexpr (std::is_invocable_v<MakeState&, const Box&, i64, Arena&>) {
-        return self.make_state_(box, last - first, arena);
-      } else {
-        return self.make_state_(box, arena);
-      }
-    };
     Arena measure;
-    (void)new_state(measure);
+    (void)self.make_state_(box, measure);
     Arena arena(thread_scratch(measure.used()));
-    auto state = new_state(arena);
+    auto state = self.make_state_(box, arena);
     if (arena.used() != measure.used())
       throw std::logic_error("scratch memory was measured wrongly");
     if constexpr (std::is_invocable_v<Compute&, decltype(state)&, i64, i64, const Box&>) {
@@ -125,23 +118,26 @@ class TileTasks {
   Compute& compute_;
 };
 
-// Computes the outputs in tasks: state = make_state(tile, arena), in the scratch memory of the
-// thread, then compute(state, plane, tile) for each plane of the task, or compute(state, first
-// plane, last, tile) once. independent: outputs share no intermediate results, so that tasks may
-// have any length. group: number of planes of which each task has a multiple, if there are enough.
-template <class MakeState, class Compute>
-void over_outputs(const Work& work, MakeState&& make_state, Compute&& compute,
-                  bool independent = false, i64 group = 1) {
-  TileTasks<Tile, MakeState, Compute> tasks(work, make_state, compute, independent, group);
+// Computes the tiles of a kernel call in tasks: state = make_state(tile, arena), in the
+// scratch memory of the thread, then compute(state, plane, tile) for each plane of the task, or
+// compute(state, first plane, last, tile) once. Box: Tile (of outputs) or InputTile. independent:
+// the tiles share no intermediate results, so that tasks may have any length. group: number of
+// planes of which each task has a multiple, if there are enough.
+template <class Box, class MakeState, class Compute>
+void over_tiles(const Work& work, MakeState&& make_state, Compute&& compute,
+                bool independent = false, i64 group = 1) {
+  TileTasks<Box, MakeState, Compute> tasks(work, make_state, compute, independent, group);
   run_tasks(tasks.count(), tasks.threads(), tasks.run, &tasks);
 }
 
-// The same for the inputs: state = make_state(tile, arena) or make_state(tile, planes, arena).
-template <class MakeState, class Compute>
-void over_inputs(const Work& work, MakeState&& make_state, Compute&& compute,
-                 bool independent = false, i64 group = 1) {
-  TileTasks<InputTile, MakeState, Compute> tasks(work, make_state, compute, independent, group);
-  run_tasks(tasks.count(), tasks.threads(), tasks.run, &tasks);
+// The same with state = State(plan, tile, arena, arguments...) and compute(state, plane).
+template <class Box, class State, class Compute, class... Arguments>
+void over_states(const Work& work, bool independent, Compute&& compute,
+                 const Arguments&... arguments) {
+  over_tiles<Box>(
+      work,
+      [&](const Box& tile, Arena& arena) { return State(*work.plan, tile, arena, arguments...); },
+      [&](State& state, i64 plane, const Box&) { compute(state, plane); }, independent);
 }
 
 }  // namespace poolgrad::inline POOLGRAD_ISA

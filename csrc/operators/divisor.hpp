@@ -43,4 +43,13 @@ POOLGRAD_INLINE V quotient(V sum, V divisor, const Quantization& to) {
                                                         to.added_after);
 }
 
+// Divides gradients of a row of outputs by their divisors; g may be `to`.
+template <class T>
+POOLGRAD_LOOP void divide_row(const T* g, const T* divisors, T rows, T* to, i64 n) {
+  lanes<T>(n, [&](auto w, i64 i) {  // no element twice
+    using V = Vec<T, w()>;
+    store(to + i, load<V>(g + i) / (rows * load<V>(divisors + i)));
+  });
+}
+
 }  // namespace poolgrad::inline POOLGRAD_ISA
