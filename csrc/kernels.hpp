@@ -14,7 +14,7 @@ struct Work {
   int threads = 1;
 };
 
-enum class NonlinearOp { lp, lp_mean, lse, soft, expected };
+enum class NonlinearOp { lp, lp_mean, log_mean_exp, soft, expected };
 
 inline constexpr int kMaxResiduals = 3;  // residuals of each window
 

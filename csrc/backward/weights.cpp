@@ -193,11 +193,11 @@ void nonlinear_backward(const Work& work, NonlinearOp kind, const View& gy, cons
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
     using Backward = WeightedBackward<A>;
-    const auto loops = kind == NonlinearOp::lse ? Backward::template loops<ExponentialWeight<A>>()
-                       : kind == NonlinearOp::soft ? Backward::template loops<SoftWeight<A>>()
-                       : kind == NonlinearOp::expected
-                           ? Backward::template loops<PositiveWeight<A>>()
-                           : Backward::template loops<PowerWeight<A>>();
+    const auto loops =
+        kind == NonlinearOp::log_mean_exp ? Backward::template loops<ExponentialWeight<A>>()
+        : kind == NonlinearOp::soft       ? Backward::template loops<SoftWeight<A>>()
+        : kind == NonlinearOp::expected   ? Backward::template loops<PositiveWeight<A>>()
+                                          : Backward::template loops<PowerWeight<A>>();
     const WeightedOperands from{&gy, &x, residuals, theta, common_integer_power<A>(kind, theta)};
     over_states<InputTile, Backward>(
         work, true, [](Backward& state, i64 plane) { state.run(plane); }, gx, loops, from);

@@ -34,7 +34,7 @@ struct Fixed {
   static constexpr NonlinearOp kind = B;
   static constexpr int whole = P;
   static constexpr bool mean = false, sensitive = false;
-  static constexpr bool t = B == NonlinearOp::soft, w = B == NonlinearOp::lse, h = false;
+  static constexpr bool t = B == NonlinearOp::soft, w = B == NonlinearOp::log_mean_exp, h = false;
 };
 
 // theta: of a row; whole: p, if it is a small whole number; sensitive: whether the derivative by
@@ -43,7 +43,7 @@ template <class A>
 Settings<A> make_settings(const Loops<A>* loops, NonlinearOp kind, const A* theta, int whole,
                           bool sensitive) {
   const bool mean = kind == NonlinearOp::lp_mean,
-             near = kind == NonlinearOp::lse || (mean && !whole);
+             near = kind == NonlinearOp::log_mean_exp || (mean && !whole);
   const bool slope = sensitive && kind != NonlinearOp::lp;
   const bool t = sensitive || kind == NonlinearOp::soft, w = near || slope;
   return {loops, theta, kind, whole, mean, sensitive, t, w, slope};

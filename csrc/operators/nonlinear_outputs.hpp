@@ -225,7 +225,7 @@ struct SmallNonlinear {
   static bool if_fixed(Target to, F&& f) {
     const Settings<A>& set = to.line->set;
     if (set.sensitive || set.mean) return false;
-    if (set.kind == NonlinearOp::lse) return f(Fixed<NonlinearOp::lse, N>{});
+    if (set.kind == NonlinearOp::log_mean_exp) return f(Fixed<NonlinearOp::log_mean_exp, N>{});
     if (set.kind == NonlinearOp::soft) return f(Fixed<NonlinearOp::soft, N>{});
     if (set.kind == NonlinearOp::lp && set.whole == 2) return f(Fixed<NonlinearOp::lp, N, 2>{});
     if (set.kind == NonlinearOp::lp && set.whole == 3) return f(Fixed<NonlinearOp::lp, N, 3>{});

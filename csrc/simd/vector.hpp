@@ -111,7 +111,6 @@ template <class V, class T>
 POOLGRAD_INLINE V load_first(const T* from, i64 lanes) {
   constexpr i64 W = sizeof(V) / sizeof(T);
   if (lanes >= W) return load<V>(from);
-  V v{};
 #if defined(__AVX512F__)
   if constexpr (sizeof(V) == 64 && sizeof(T) >= 4) {
     const auto mask = static_cast<u32>((1 << lanes) - 1);
@@ -119,12 +118,12 @@ POOLGRAD_INLINE V load_first(const T* from, i64 lanes) {
     if constexpr (sizeof(T) == 4)
       bits = _mm512_maskz_loadu_epi32(static_cast<__mmask16>(mask), from);
     else bits = _mm512_maskz_loadu_epi64(static_cast<__mmask8>(mask), from);
-    std::memcpy(&v, &bits, sizeof(v));
-    return v;
+    return reinterpret_cast<V>(bits);
   }
 #endif
-  for (i64 j = 0; j < lanes; ++j) v[j] = from[j];
-  return v;
+  T values[W]{};
+  copy_run(from, values, lanes);
+  return load<V>(values);
 }
 template <class V, class T>
 POOLGRAD_INLINE void store_first(T* to, V v, i64 lanes) {
@@ -138,13 +137,11 @@ POOLGRAD_INLINE void store_first(T* to, V v, i64 lanes) {
     if constexpr (sizeof(T) == 4) _mm512_mask_storeu_epi32(to, static_cast<__mmask16>(mask), bits);
     else _mm512_mask_storeu_epi64(to, static_cast<__mmask8>(mask), bits);
     return;
-  } else if constexpr (sizeof(V) == 16 && sizeof(T) == 1) {
-    __m128i bits;
-    std::memcpy(&bits, &v, sizeof(v));
-    return _mm_mask_storeu_epi8(to, static_cast<__mmask16>((1 << lanes) - 1), bits);
   }
 #endif
-  for (i64 j = 0; j < lanes; ++j) to[j] = v[j];
+  T values[W];
+  store(values, v);
+  copy_run(values, to, lanes);
 }
 
 // Strided load: from[0], from[step], from[2 * step], ...
