@@ -561,7 +561,7 @@ def call(seed: int, parallel: bool = False) -> Call:
     limits = EDGES._replace(parallel=parallel)
     with np.errstate(over="ignore"):  # distinct numbers beyond float16's largest
         made = case(draw, kind, limits, values=values, dtypes=dtypes_of(kind))
-    return Call(
+    drawn = Call(
         made,
         draw.choice([_SIGNED_ZEROS, draw.choice(VALUES)]),
         draw.choice(LAYOUTS),
@@ -572,3 +572,6 @@ def call(seed: int, parallel: bool = False) -> Call:
         draw.integer(0, 3) == 0,
         draw.choice([False, True]),
     )
+    if made.fun.startswith("avg_pool") and made.x.dtype in (np.int8, np.uint8):
+        made.kwargs["quantization"] = draw.choice([None, (0.1, 7), ((0.5, 3), (0.03, 120))])
+    return drawn
