@@ -125,8 +125,8 @@ bool handles_plane_gradients(const Call& call) {
   return p.inner == 1 && is_global(p.axis[0]) && is_global(p.axis[1]) && is_global(p.axis[2]);
 }
 
-// Small windows whose gradients are computed in vectors of columns.
-bool handles_register_blocked_shares(const Call& call) {
+// Small windows whose gradients are computed in vectors of columns: those of averages, and others.
+bool has_backward_column_vectors(const Call& call) {
   const Plan& p = *call.plan;
   const Axis &height = p.axis[1], &width = p.axis[2];
   const bool single_rows = has_few_taps(p) && height.kernel == 1 && height.stride == 1 &&
@@ -142,7 +142,7 @@ bool handles_register_blocked_backward(const Call& call) {
   const bool channels = native && call.plan->axis[1].in > 1 &&
                         has_channel_vectors(call, summed_bytes(dtype)) &&
                         call.routes.dtype == Dtype::uint8 && call.routes.contiguous_channels;
-  return handles_register_blocked_shares(call) || (!call.general_only && channels);
+  return has_backward_column_vectors(call) || (!call.general_only && channels);
 }
 
 // Stride 1 in both directions: the windows that hold an input form a window over the outputs.
@@ -244,7 +244,7 @@ constexpr TableRow kTable[] = {
     {Task::routes_backward, A::scatter_routes, always, always},
 
     {Task::average_backward, A::plane_gradients, handles_plane_gradients, always},
-    {Task::average_backward, A::register_blocked_backward, handles_register_blocked_shares,
+    {Task::average_backward, A::register_blocked_backward, has_backward_column_vectors,
      prefers_register_blocked_backward},
     {Task::average_backward, A::gather, always, prefers_gather},
     {Task::average_backward, A::transposed_separable, handles_transposed, always},

@@ -21,7 +21,7 @@ class PlaneGradients {
 
   void run(const View& gy, Divisor divisor, i64 plane) {
     A gradient, columns;
-    divisor.fill_row(p_, 0, 1, &columns);
+    divisor.fill_row(p_.axis[2], 1, 0, 1, &columns);
     const A* const g = row_of(gy, plane_of(gy, plane), 1, 0, 0, 0, 1, &gradient);
     // -0.0 becomes 0.0, as in sums that begin with 0
     const A share = *g / (static_cast<A>(divisor.of_rows(p_, 0, 0)) * columns) + A(0);
@@ -118,8 +118,8 @@ class GatherShares {
     return a.out > 1 && a.dilation == 1 && (!a.regular() || (a.stride > 1 && !a.overlap));
   }
 
-  // The number of slots, a power of two: enough for all outputs whose windows hold one input, or
-  // for neighbouring outputs of irregular windows.
+  // The number of slots, a power of two: enough for all outputs whose windows hold one input; of
+  // irregular windows, for a few neighbouring outputs: the shares of others are computed again.
   static i64 slots_of(const Axis& a) {
     i64 slots = 1;
     const i64 outputs = smaller(a.out, a.regular() ? reach(a) / a.stride + 1 : 3);
@@ -131,7 +131,7 @@ class GatherShares {
     ready_ = true;
     std::fill(shares_, shares_ + rows_ * length_, T(0));
     std::fill(sums_, sums_ + length_, T(0));
-    divisor_.fill_row(p_, valid_.lo, valid_.hi, divisors_);
+    divisor_.fill_row(p_.axis[2], p_.inner, valid_.lo, valid_.hi, divisors_);
     for (i64 h = tile_.lo[1]; repeats_ && h < tile_.hi[1]; ++h)
       heights_[h - tile_.lo[1]] = covering(p_.axis[1], h);
     const Axis& a = p_.axis[2];

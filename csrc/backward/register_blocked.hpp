@@ -19,7 +19,7 @@ namespace poolgrad::inline POOLGRAD_ISA {
 template <class T, bool HasRoutes>
 class RegisterBlockedBackward {
  public:
-  using Source = std::conditional_t<HasRoutes, View, Divisor>;
+  using RoutesOrDivisor = std::conditional_t<HasRoutes, View, Divisor>;
 
   RegisterBlockedBackward(const Plan& p, const InputTile& tile, Arena& arena, Dense gx)
       : p_(p),
@@ -49,15 +49,14 @@ class RegisterBlockedBackward {
     rows_ = arena.take<T*>(max_rows_ + 2 * height.kernel + 2 * height.stride);
   }
 
-  // source: the routes, or the divisor
-  void run(const View& gy, const Source& source, i64 plane) {
-    Operand operand{gy, source, plane_of(gy, plane), nullptr};
-    if constexpr (HasRoutes) operand.routes = plane_of(source, plane);
+  void run(const View& gy, const RoutesOrDivisor& of, i64 plane) {
+    Operand operand{gy, of, plane_of(gy, plane), nullptr};
+    if constexpr (HasRoutes) operand.routes = plane_of(of, plane);
     if (!ready_) {
       ready_ = true;
       std::fill(gradients_, gradients_ + copied_, T(0));
       if constexpr (HasRoutes) std::memset(routes_, 0, static_cast<std::size_t>(copied_));
-      else source.fill_row(p_, valid_.lo, valid_.hi, divisors_);
+      else of.fill_row(p_.axis[2], p_.inner, valid_.lo, valid_.hi, divisors_);
     }
     i64 at = plane * p_.in_plane() + first_input(p_, tile_);
     for (i64 d = tile_.lo[0]; d < tile_.hi[0]; ++d) {
@@ -82,7 +81,7 @@ class RegisterBlockedBackward {
   // A plane of gradients and of routes.
   struct Operand {
     const View& gy;
-    const Source& source;
+    const RoutesOrDivisor& of;
     const char *gradients, *routes;
   };
   // The gradients of a vector of outputs, and their routes.
@@ -131,10 +130,10 @@ class RegisterBlockedBackward {
   }
 
   // Returns lines from output row `first` on: in the array, if nothing around them is read, or
-  // copied.
+  // copied. Shares are always copied.
   Lines lines_of(const Operand& from, i64 od, i64 first, i64 lines) {
     if constexpr (HasRoutes) {
-      const View &g = from.gy, &r = from.source;
+      const View &g = from.gy, &r = from.of;
       const bool inside =
           valid_.lo == first_ && valid_.hi == end_ && first >= 0 && first + lines <= p_.axis[1].out;
       if (inside && g.dtype == DtypeOf<T>::value && r.dtype == Dtype::uint8 && g.width == 1 &&
@@ -154,8 +153,8 @@ class RegisterBlockedBackward {
     return {gradients_, routes_, pitch_, pitch_};
   }
 
-  // Copies a row of gradients and of routes into memory with zeros around them, where the routes do
-  // not matter.
+  // Copies a row of gradients and of routes or, without routes, computes a row of shares, in memory
+  // with zeros around them, where the routes do not matter.
   POOLGRAD_LOOP void copy_line(const Operand& from, i64 od, i64 oh, i64 line) {
     const i64 n = valid_.hi - valid_.lo;
     if (n == 0) return;
@@ -169,15 +168,15 @@ class RegisterBlockedBackward {
     if constexpr (HasRoutes) {
       std::uint8_t* const r = routes_ + line + valid_.lo - first_;
       if (gradients != g) copy_run(gradients, g, n);
-      if (from.source.dtype == Dtype::uint8) {
-        const std::uint8_t* const routes = row(from.source, from.routes, r);
+      if (from.of.dtype == Dtype::uint8) {
+        const std::uint8_t* const routes = row(from.of, from.routes, r);
         if (routes != r) copy_run(routes, r, n);
       } else {
-        const u32* const routes = row(from.source, from.routes, wide_routes_);
+        const u32* const routes = row(from.of, from.routes, wide_routes_);
         for (i64 i = 0; i < n; ++i) r[i] = static_cast<std::uint8_t>(smaller(routes[i], 0xFF));
       }
     } else {
-      divide_row(gradients, divisors_, static_cast<T>(from.source.of_rows(p_, od, oh)), g, n);
+      divide_row(gradients, divisors_, static_cast<T>(from.of.of_rows(p_, od, oh)), g, n);
     }
   }
 
@@ -201,14 +200,14 @@ class RegisterBlockedBackward {
     using V = Vec<T, static_cast<int>(W)>;
     const i64 base = floor_div(column + begin_, S) - first_;
     const T* const g = source.gradients + base;
-    const std::uint8_t* const r = source.routes + base;
     const bool nontemporal = S * W * sizeof(T) % kLineBytes == 0 && nontemporal_;
     accumulate<Height, K, S, P, V>(
         tap, lines,
         [&](i64 q, i64 output) {
           const T* const gradients = g + q * source.gradient_pitch + output;
           if constexpr (HasRoutes)
-            return load_routed<V>(gradients, r + q * source.route_pitch + output);
+            return load_routed<V>(gradients,
+                                  source.routes + base + q * source.route_pitch + output);
           else return load<V>(gradients);
         },
         [&](i64 row, const V* sums) {
@@ -236,7 +235,7 @@ class RegisterBlockedBackward {
     constexpr i64 kBefore = (K - 1) / S, kLines = kBefore + kMaxChannelsLastStrides;
     const i64 channels = p_.inner, in = p_.axis[2].in, out = p_.axis[2].out;
     const i64 gradient_line = from.gy.height, gradient_pixel = from.gy.width;
-    const i64 route_line = from.source.height, route_pixel = from.source.width;
+    const i64 route_line = from.of.height, route_pixel = from.of.width;
     const T* const g = reinterpret_cast<const T*>(from.gradients) + first * gradient_line;
     const std::uint8_t* const r =
         reinterpret_cast<const std::uint8_t*>(from.routes) + first * route_line;
@@ -289,9 +288,10 @@ class RegisterBlockedBackward {
   // Adds gradients to the inputs of S columns, whose first one has phase P (column modulo S), of
   // all rows, in ascending order of outputs. load(line, output) returns gradients of a line of
   // outputs; output 0 is the one whose window begins at phase 0 of these columns. store(row, sums)
-  // stores a row of inputs. lines: may be a compile-time constant.
-  template <i64 Height, i64 K, i64 S, i64 P, class V, class Lines, class Load, class Store>
-  POOLGRAD_INLINE static void accumulate(u32 tap, Lines lines, Load&& load, Store&& store) {
+  // stores a row of inputs. lines: may be a compile-time constant. Output o holds columns o * S - P
+  // ... o * S - P + K - 1 of these; shares are added along the width when a row is complete.
+  template <i64 Height, i64 K, i64 S, i64 P, class V, class LineCount, class Load, class Store>
+  POOLGRAD_INLINE static void accumulate(u32 tap, LineCount lines, Load&& load, Store&& store) {
     constexpr i64 kStep = Height == 1 ? 1 : S;  // stride of the height
     using Routes = decltype(Routed<V>::route);
     Routes taps[Height][K];
@@ -323,7 +323,7 @@ class RegisterBlockedBackward {
         V columns[S]{};
         POOLGRAD_UNROLL
         for (i64 c = 0; c < S; ++c) {
-          if (HasRoutes) columns[c] = sums[j][c];
+          if constexpr (HasRoutes) columns[c] = sums[j][c];
           POOLGRAD_UNROLL
           for (i64 output = kFirst; !HasRoutes && output <= kLast; ++output) {
             const i64 k = c + P - output * S;
@@ -338,12 +338,12 @@ class RegisterBlockedBackward {
         for (i64 c = 0; c < kSums; ++c) sums[j][c] = j + kStep < Height ? sums[j + kStep][c] : V{};
       }
     };
-    if constexpr (std::is_same_v<Lines, i64>) {
+    if constexpr (std::is_same_v<LineCount, i64>) {
       for (i64 q = 0; q < lines; ++q) add_line(q);
     } else {
       [&]<i64... Q>(std::integer_sequence<i64, Q...>) __attribute__((always_inline)) {
         (add_line(Q), ...);
-      }(std::make_integer_sequence<i64, Lines::value>{});
+      }(std::make_integer_sequence<i64, LineCount::value>{});
     }
   }
 

@@ -53,7 +53,7 @@ class ScatterRoutes {
         gx_(gx),
         first_(first_input(p, tile)),
         inputs_(inputs_of(p, tile)),
-        planes_at_once_(p.inner < kTapsAcrossLanes ? smaller(kPlanesAtOnce, p.outer) : 1),
+        planes_at_once_(p.inner < kTapsAcrossLanes ? smaller(kPlanesAtOnce, tile.planes) : 1),
         outs_(reaching(p.axis[2], tile.lo[2], tile.hi[2])),
         n_((outs_.hi - outs_.lo) * p.inner),
         columns_(arena.take<Index>(n_)),

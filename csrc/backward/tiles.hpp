@@ -106,7 +106,7 @@ POOLGRAD_INLINE void prefetch_after(const View& v, const char* plane, i64 d, i64
   prefetch(plane + at + kPrefetchBytes, (columns.hi - columns.lo) * inner * size);
 }
 
-// Computes all tiles with Backward. source: what it needs beside the gradients.
+// Computes all tiles with Backward. source: the routes, the winners or the divisor.
 template <class Backward, class Source>
 void run_backward(const Work& work, const View& gy, const Source& source, Dense gx) {
   over_states<InputTile, Backward>(

@@ -38,10 +38,10 @@ struct MeanState {
 template <class A>
 POOLGRAD_LOOP void write_means(Dense y, i64 first, A* sums, const A* divisors, A rows, i64 n) {
   A* const to = has_type<A>(y) ? elements_of<A>(y, first) : sums;
-  lanes<A>(n, [&, how = y.quantization](auto w, i64 i) {
+  lanes<A>(n, [&, to_integers = y.quantization](auto w, i64 i) {
     using V = Vec<A, w()>;
     prefetch(to + i + kPrefetchElements<A>);
-    store(to + i, quotient(V{} + load<V>(sums + i), rows * load<V>(divisors + i), how));
+    store(to + i, quotient(V{} + load<V>(sums + i), rows * load<V>(divisors + i), to_integers));
   });
   if (to == sums) write(y, first, sums, n);
 }
@@ -57,19 +57,20 @@ class MeanOutput {
       : p_(plan),
         tile_(tile),
         divisor_(divisor),
+        rounding_(y.quantization),
         y_(y, longest, arena),
         rows_(arena.take<A>(kMaxBlockedRows)),
         columns_(arena.take<A>((tile.hi[2] - tile.lo[2]) * plan.inner)) {}
 
   void start(i64 plane) {
     first_ = plane * p_.out_plane();
-    if (!filled_) divisor_.fill_row(p_, tile_.lo[2], tile_.hi[2], columns_);
-    filled_ = true;
+    if (!std::exchange(filled_, true))
+      divisor_.fill_row(p_.axis[2], p_.inner, tile_.lo[2], tile_.hi[2], columns_);
   }
   Target open(i64 od, i64 oh, i64 rows, i64 at, i64 n, bool prefetches) {
     for (i64 q = 0; q < rows; ++q) rows_[q] = static_cast<A>(divisor_.of_rows(p_, od, oh + q));
     const i64 first = first_ + p_.output_index(od, oh, tile_.lo[2]) + at;
-    return {y_.reserve(first, n, prefetches), columns_ + at, rows_, &divisor_.quantization};
+    return {y_.reserve(first, n, prefetches), columns_ + at, rows_, &rounding_};
   }
   void close(Target, i64) {}
 
@@ -77,6 +78,7 @@ class MeanOutput {
   const Plan& p_;
   const Tile tile_;
   const Divisor divisor_;
+  const Quantization rounding_;
   RowWriter<A> y_;
   A *rows_, *columns_;   // divisors of rows; of a row of outputs, without the factor of the row
   bool filled_ = false;  // columns_
@@ -99,7 +101,7 @@ void average_by_rows(const Work& work, const View& x, Dense y, Divisor divisor,
       },
       [&](State& state, i64 first, i64 last, const Tile& tile) {
         for (i64 k = 0; k < batch.planes; ++k)
-          divisor.fill_row(part, tile.lo[2], tile.hi[2],
+          divisor.fill_row(p.axis[2], part.inner, tile.lo[2], tile.hi[2],
                            state.divisors + k * state.windows.spacing());
         in_batches(p, batch, first, last, [&](i64 plane, i64 planes, i64 channel) {
           over_batch(p, batch, x, tile, plane, planes, channel, state.windows, state.row,
@@ -127,7 +129,7 @@ void average(const Work& whole, const View& given, Dense y, bool count_padding, 
   View x = given;
   const Plan p = flattened(*whole.plan, given, &x);
   const Work work{&p, whole.threads};
-  const Divisor divide{count_padding, divisor, y.quantization};
+  const Divisor divide{count_padding, divisor};
   const Algorithm algorithm = choose(call_of(Task::average, work, x));
   constexpr i64 kExactTaps = (1 << 24) / 255;  // float holds every sum of so many bytes
   const bool is_exact = y.quantization.scale == 0 || p.taps <= kExactTaps;

@@ -98,7 +98,7 @@ void compute_tiles(const Work& work, NonlinearOp kind, const View& x, Parameter 
                      {dense(sensitivity), n, arena}};
       },
       [&](State& state, i64 plane, const Tile& tile) {
-        Divisor{false, 0}.fill_row(p, tile.lo[2], tile.hi[2], state.counts);
+        Divisor{false, 0}.fill_row(p.axis[2], p.inner, tile.lo[2], tile.hi[2], state.counts);
         fill_parameter(p, theta, plane, tile.hi[2] - tile.lo[2], state.theta, least_parameter<A>());
         state.windows.start(plane_of(x, plane));
         nonlinear_tile(p, tile, state, plane * p.out_plane());

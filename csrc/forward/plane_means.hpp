@@ -10,7 +10,7 @@ namespace poolgrad::inline POOLGRAD_ISA {
 template <class A>
 A divisor_of_plane(const Plan& p, Divisor divisor) {
   A columns;
-  divisor.fill_row(p, 0, 1, &columns);
+  divisor.fill_row(p.axis[2], 1, 0, 1, &columns);
   return static_cast<A>(divisor.of_rows(p, 0, 0)) * columns;
 }
 

@@ -96,7 +96,7 @@ class Reader {
     const i64 slots = (depth_mask_ + 1) * (height_mask_ + 1);
     for (i64 k = 0; !direct_ && k < slots; ++k) cached_[k].key = -1;
     if (options_.windows && !std::exchange(has_divisors_, true))
-      options_.divisor.fill_row(*options_.windows, lo_, hi_, divisors_);
+      options_.divisor.fill_row(options_.windows->axis[2], inner_, lo_, hi_, divisors_);
   }
 
   const A* at(i64 d, i64 h) const {  // requires direct()

@@ -91,6 +91,7 @@ class TileTasks {
     const i64 part = task % parts, first = task / parts * planes;
     const i64 last = smaller(p.outer, first + planes);
     Box box;
+    box.planes = last - first;
     for (int a = 0; a < 3; ++a) box.lo[a] = 0, box.hi[a] = kOutputs ? p.axis[a].out : p.axis[a].in;
     const i64 length = box.hi[axis];
     box.lo[axis] = length * part / parts;

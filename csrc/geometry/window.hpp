@@ -62,15 +62,15 @@ struct Plan {
 
 inline namespace POOLGRAD_ISA {
 
-// A box of the outputs of one plane: [lo, hi) along depth, height and width.
+// A box of the outputs of a plane: [lo, hi) along depth, height and width. planes: of its task.
 struct Tile {
-  i64 lo[3], hi[3];
+  i64 lo[3], hi[3], planes;
 };
 
-// A box of the inputs of one plane: [lo, hi) along the outermost pooled axis that has more than one
+// A box of the inputs of a plane: [lo, hi) along the outermost pooled axis that has more than one
 // input, all inputs along the other axes. So it is contiguous in a dense plane.
 struct InputTile {
-  i64 lo[3], hi[3];
+  i64 lo[3], hi[3], planes;
 };
 
 // Outputs [lo, hi).

@@ -12,7 +12,6 @@ namespace poolgrad::inline POOLGRAD_ISA {
 struct Divisor {
   bool count_padding;
   double fixed;  // 0: count
-  Quantization quantization{};
 
   double along(const Axis& a, i64 o) const {
     if (a.regular() && o >= a.full_lo && o < a.full_hi) return static_cast<double>(a.kernel);
@@ -23,10 +22,10 @@ struct Divisor {
     return fixed != 0 ? fixed : along(p.axis[0], od) * along(p.axis[1], oh);
   }
   template <class A>
-  void fill_row(const Plan& p, i64 lo, i64 hi, A* row) const {
+  void fill_row(const Axis& width, i64 inner, i64 lo, i64 hi, A* row) const {
     for (i64 o = lo; o < hi; ++o) {
-      const A value = fixed != 0 ? A(1) : static_cast<A>(along(p.axis[2], o));
-      for (i64 c = 0; c < p.inner; ++c) *row++ = value;
+      const A value = fixed != 0 ? A(1) : static_cast<A>(along(width, o));
+      for (i64 c = 0; c < inner; ++c) *row++ = value;
     }
   }
 };
@@ -43,7 +42,8 @@ POOLGRAD_INLINE V quotient(V sum, V divisor, const Quantization& to) {
                                                         to.added_after);
 }
 
-// Divides gradients of a row of outputs by their divisors; g may be `to`.
+// Divides gradients of a row of outputs by their divisors, a factor for all times one for each; g
+// may be `to`.
 template <class T>
 POOLGRAD_LOOP void divide_row(const T* g, const T* divisors, T rows, T* to, i64 n) {
   lanes<T>(n, [&](auto w, i64 i) {  // no element twice

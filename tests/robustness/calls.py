@@ -271,7 +271,7 @@ def _array(
     last = [draw.integer(1, 3)] * channels_last
     if limits.edges:
         if channels_last and draw.integer(0, 3) == 0:
-            last = [draw.choice([8, 16, 17, 33])]
+            last = [draw.choice([8, 16, 17, 33, 70])]
         room = max(1, _MOST_INPUTS // max(1, math.prod((*sizes, *last))))
         if limits.parallel or (lead and draw.integer(0, 15) == 0):  # work for several threads
             lead = [*(1 for _ in lead[1:]), 5 * room] if leading[1] else lead

@@ -25,8 +25,9 @@ WINDOWS = [  # kernel, stride, dilation, padding
     ((8, 5), 1, (1, 3), 0),
 ]
 
-# So many channels: none, less than a vector of them, and a vector and some more.
-CHANNELS = [0, 2, pytest.param(19, marks=pytest.mark.slow)]
+# So many channels: none, less than a vector of them, a vector and some more, and more than are
+# reduced at a time.
+CHANNELS = [0, 2, pytest.param(19, marks=pytest.mark.slow), 70]
 
 
 def image(kind: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -110,6 +111,17 @@ def test_averages(window: tuple, last: int, count: bool) -> None:
         return
     y, pullback = poolgrad.vjp(poolgrad.avg_pool2d, x, kernel, count_include_pad=count, **kwargs)
     np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
+    gy = RNG.standard_normal(y.shape)
+    np.testing.assert_allclose(pullback(gy), back(gy), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [False, True])
+def test_gradients_of_averages_with_many_channels(count: bool) -> None:
+    """Some channels of a pixel are reduced at a time, with divisors of as many."""
+    x = RNG.standard_normal((1, 14, 14, 512))
+    how: dict[str, Any] = {"stride": 1, "padding": 3, "count_include_pad": count, "channels_last": True}
+    _, back = reference.vjp(reference.avg_pool2d, x, 7, **how)
+    y, pullback = poolgrad.vjp(poolgrad.avg_pool2d, x, 7, **how)
     gy = RNG.standard_normal(y.shape)
     np.testing.assert_allclose(pullback(gy), back(gy), rtol=1e-12, atol=1e-12)
 
