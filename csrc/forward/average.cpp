@@ -57,7 +57,6 @@ class MeanOutput {
       : p_(plan),
         tile_(tile),
         divisor_(divisor),
-        rounding_(y.quantization),
         y_(y, longest, arena),
         rows_(arena.take<A>(kMaxBlockedRows)),
         columns_(arena.take<A>((tile.hi[2] - tile.lo[2]) * plan.inner)) {}
@@ -70,7 +69,7 @@ class MeanOutput {
   Target open(i64 od, i64 oh, i64 rows, i64 at, i64 n, bool prefetches) {
     for (i64 q = 0; q < rows; ++q) rows_[q] = static_cast<A>(divisor_.of_rows(p_, od, oh + q));
     const i64 first = first_ + p_.output_index(od, oh, tile_.lo[2]) + at;
-    return {y_.reserve(first, n, prefetches), columns_ + at, rows_, &rounding_};
+    return {y_.reserve(first, n, prefetches), columns_ + at, rows_, &y_.quantization()};
   }
   void close(Target, i64) {}
 
@@ -78,7 +77,6 @@ class MeanOutput {
   const Plan& p_;
   const Tile tile_;
   const Divisor divisor_;
-  const Quantization rounding_;
   RowWriter<A> y_;
   A *rows_, *columns_;   // divisors of rows; of a row of outputs, without the factor of the row
   bool filled_ = false;  // columns_

@@ -56,6 +56,8 @@ class RowWriter {
     return here;
   }
 
+  const Quantization& quantization() const { return to_.quantization; }
+
   // Whether rows are computed in place, in any order.
   bool in_place() const { return to_.data && !buffer_; }
 

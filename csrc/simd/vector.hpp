@@ -149,6 +149,7 @@ template <class V, class T>
 POOLGRAD_INLINE V load_strided(const T* from, i64 step) {
   if constexpr (sizeof(V) == sizeof(T)) return V{*from};  // else GCC 12 warns that v is not set
   V v{};
+  POOLGRAD_UNROLL
   for (i64 j = 0; j < static_cast<i64>(sizeof(V) / sizeof(T)); ++j) v[j] = from[j * step];
   return v;
 }
