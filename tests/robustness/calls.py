@@ -454,10 +454,11 @@ def _logits(x: np.ndarray) -> np.ndarray:
 def _positions(draw: Draw, x: np.ndarray, sizes: tuple[int, ...]) -> dict[str, Any]:
     """Indices in the planes of the output, some of them twice, and the windows that are undone."""
     dims = len(sizes)
-    kernel = one_or_each(draw, dims, lambda: draw.integer(1, 4))
+    most = max(k for k in range(1, 5) if k == 1 or x.size * k**dims <= _MOST_OUTPUTS)
+    kernel = one_or_each(draw, dims, lambda: draw.integer(1, most))
     stride = None
     if draw.choice([False, True]):
-        stride = one_or_each(draw, dims, lambda: draw.integer(1, 4))
+        stride = one_or_each(draw, dims, lambda: draw.integer(1, most))
     step = per_axis(kernel if stride is None else stride, dims)
     outputs = [(n - 1) * s + k for n, s, k in zip(sizes, step, per_axis(kernel, dims), strict=True)]
     indices = rng(x.shape).integers(0, max(1, math.prod(outputs)), x.shape)
