@@ -118,7 +118,7 @@ def test_averages(window: tuple, last: int, count: bool) -> None:
 @pytest.mark.parametrize("count", [False, True])
 def test_gradients_of_averages_with_many_channels(count: bool) -> None:
     """Some channels of a pixel are reduced at a time, with divisors of as many."""
-    x = RNG.standard_normal((1, 14, 14, 512))
+    x = RNG.standard_normal((1, 9, 10, 200))
     how: dict[str, Any] = {"padding": 3, "count_include_pad": count, "channels_last": True}
     _, back = reference.vjp(reference.avg_pool2d, x, 7, 1, **how)
     y, pullback = poolgrad.vjp(poolgrad.avg_pool2d, x, 7, 1, **how)
