@@ -49,14 +49,14 @@ class RegisterBlockedBackward {
     rows_ = arena.take<T*>(max_rows_ + 2 * height.kernel + 2 * height.stride);
   }
 
-  void run(const View& gy, const RoutesOrDivisor& of, i64 plane) {
-    Operand operand{gy, of, plane_of(gy, plane), nullptr};
-    if constexpr (HasRoutes) operand.routes = plane_of(of, plane);
+  void run(const View& gy, const RoutesOrDivisor& source, i64 plane) {
+    Operand operand{gy, source, plane_of(gy, plane), nullptr};
+    if constexpr (HasRoutes) operand.routes = plane_of(source, plane);
     if (!ready_) {
       ready_ = true;
       std::fill(gradients_, gradients_ + copied_, T(0));
       if constexpr (HasRoutes) std::memset(routes_, 0, static_cast<std::size_t>(copied_));
-      else of.fill_row(p_.axis[2], p_.inner, valid_.lo, valid_.hi, divisors_);
+      else source.fill_row(p_.axis[2], p_.inner, valid_.lo, valid_.hi, divisors_);
     }
     i64 at = plane * p_.in_plane() + first_input(p_, tile_);
     for (i64 d = tile_.lo[0]; d < tile_.hi[0]; ++d) {
@@ -81,7 +81,7 @@ class RegisterBlockedBackward {
   // A plane of gradients and of routes.
   struct Operand {
     const View& gy;
-    const RoutesOrDivisor& of;
+    const RoutesOrDivisor& source;
     const char *gradients, *routes;
   };
   // The gradients of a vector of outputs, and their routes.
@@ -117,14 +117,14 @@ class RegisterBlockedBackward {
       const i64 row = first * height.stride + j - begin;
       rows_[j] = row >= 0 && row < count ? to + row * n_ : discarded_;
     }
-    const Lines source = has_channels_ ? Lines{} : lines_of(from, depths.lo, first, lines);
+    const Lines block = has_channels_ ? Lines{} : lines_of(from, depths.lo, first, lines);
     by_shape(width, [&](auto kernel, auto stride) {
       if constexpr (HasRoutes) {
         if (has_channels_) return compute_channels<kernel(), stride()>(from, first);
       }
       by_width<T>(n_ / stride, [&](auto w) {
-        if (height.kernel == 1) compute_columns<1, kernel(), stride(), w()>(source, tap, lines);
-        else compute_columns<kernel(), kernel(), stride(), w()>(source, tap, lines);
+        if (height.kernel == 1) compute_columns<1, kernel(), stride(), w()>(block, tap, lines);
+        else compute_columns<kernel(), kernel(), stride(), w()>(block, tap, lines);
       });
     });
   }
@@ -133,7 +133,7 @@ class RegisterBlockedBackward {
   // copied. Shares are always copied.
   Lines lines_of(const Operand& from, i64 od, i64 first, i64 lines) {
     if constexpr (HasRoutes) {
-      const View &g = from.gy, &r = from.of;
+      const View &g = from.gy, &r = from.source;
       const bool inside =
           valid_.lo == first_ && valid_.hi == end_ && first >= 0 && first + lines <= p_.axis[1].out;
       if (inside && g.dtype == DtypeOf<T>::value && r.dtype == Dtype::uint8 && g.width == 1 &&
@@ -168,46 +168,45 @@ class RegisterBlockedBackward {
     if constexpr (HasRoutes) {
       std::uint8_t* const r = routes_ + line + valid_.lo - first_;
       if (gradients != g) copy_run(gradients, g, n);
-      if (from.of.dtype == Dtype::uint8) {
-        const std::uint8_t* const routes = row(from.of, from.routes, r);
+      if (from.source.dtype == Dtype::uint8) {
+        const std::uint8_t* const routes = row(from.source, from.routes, r);
         if (routes != r) copy_run(routes, r, n);
       } else {
-        const u32* const routes = row(from.of, from.routes, wide_routes_);
+        const u32* const routes = row(from.source, from.routes, wide_routes_);
         for (i64 i = 0; i < n; ++i) r[i] = static_cast<std::uint8_t>(smaller(routes[i], 0xFF));
       }
     } else {
-      divide_row(gradients, divisors_, static_cast<T>(from.of.of_rows(p_, od, oh)), g, n);
+      divide_row(gradients, divisors_, static_cast<T>(from.source.of_rows(p_, od, oh)), g, n);
     }
   }
 
   // Computes all columns of a block. The last vector overlaps the one before.
   template <i64 Height, i64 K, i64 S, i64 W>
-  void compute_columns(const Lines& source, u32 tap, i64 lines) const {
+  void compute_columns(const Lines& block, u32 tap, i64 lines) const {
     constexpr i64 kColumns = S * W;
     for (i64 i = 0; i < n_; i += kColumns) {
       const i64 column = smaller(i, n_ - kColumns);
       if ((column + begin_) % S == 0)
-        compute_vectors<Height, K, S, 0, W>(column, i, source, tap, lines);
-      else compute_vectors<Height, K, S, S - 1, W>(column, i, source, tap, lines);
+        compute_vectors<Height, K, S, 0, W>(column, i, block, tap, lines);
+      else compute_vectors<Height, K, S, S - 1, W>(column, i, block, tap, lines);
     }
   }
 
   // Computes the inputs from `column` on of all rows, W of each phase (column modulo S); those
   // before `from` are complete. P: the first phase, 0 or S - 1.
   template <i64 Height, i64 K, i64 S, i64 P, i64 W>
-  POOLGRAD_LOOP void compute_vectors(i64 column, i64 from, Lines source, u32 tap, i64 lines) const {
+  POOLGRAD_LOOP void compute_vectors(i64 column, i64 from, Lines block, u32 tap, i64 lines) const {
     constexpr i64 kStep = Height == 1 ? 1 : S;  // stride of the height
     using V = Vec<T, static_cast<int>(W)>;
     const i64 base = floor_div(column + begin_, S) - first_;
-    const T* const g = source.gradients + base;
+    const T* const g = block.gradients + base;
     const bool nontemporal = S * W * sizeof(T) % kLineBytes == 0 && nontemporal_;
     accumulate<Height, K, S, P, V>(
         tap, lines,
         [&](i64 q, i64 output) {
-          const T* const gradients = g + q * source.gradient_pitch + output;
+          const T* const gradients = g + q * block.gradient_pitch + output;
           if constexpr (HasRoutes)
-            return load_routed<V>(gradients,
-                                  source.routes + base + q * source.route_pitch + output);
+            return load_routed<V>(gradients, block.routes + base + q * block.route_pitch + output);
           else return load<V>(gradients);
         },
         [&](i64 row, const V* sums) {
@@ -235,7 +234,7 @@ class RegisterBlockedBackward {
     constexpr i64 kBefore = (K - 1) / S, kLines = kBefore + kMaxChannelsLastStrides;
     const i64 channels = p_.inner, in = p_.axis[2].in, out = p_.axis[2].out;
     const i64 gradient_line = from.gy.height, gradient_pixel = from.gy.width;
-    const i64 route_line = from.of.height, route_pixel = from.of.width;
+    const i64 route_line = from.source.height, route_pixel = from.source.width;
     const T* const g = reinterpret_cast<const T*>(from.gradients) + first * gradient_line;
     const std::uint8_t* const r =
         reinterpret_cast<const std::uint8_t*>(from.routes) + first * route_line;
