@@ -25,8 +25,8 @@ WINDOWS = [  # kernel, stride, dilation, padding
     ((8, 5), 1, (1, 3), 0),
 ]
 
-# Numbers of channels: none, fewer than a vector has lanes, more than that, and more than are reduced
-# at a time.
+# Numbers of channels: none, fewer than a vector has lanes, more than that, and more than are
+# reduced at a time.
 CHANNELS = [0, 2, pytest.param(19, marks=pytest.mark.slow), 70]
 
 
