@@ -119,7 +119,7 @@ class TorchFrontEnd(FrontEnd):
         """Pool the integers of a quantised tensor, which PyTorch deprecates.
 
         Ties of averages are rounded as PyTorch rounds them: with channels first, the zero point is
-        added before rounding, except in volumes.
+        added before rounding, except in volumes. A single channel counts as first.
         """
         x, options = request.x, request.options
         is_known = x.dtype in _QUANTIZED and x.qscheme() is torch.per_tensor_affine
@@ -131,8 +131,9 @@ class TorchFrontEnd(FrontEnd):
                 f"return_indices, got {x.dtype} with {x.qscheme()} for {request.operator}"
             )
         if request.operator == "avg":
-            zero, is_last = x.q_zero_point(), x.is_contiguous(memory_format=torch.channels_last)
-            is_last = is_last or request.channels_last or request.spec.dims == 3
+            zero = x.q_zero_point()
+            is_last = x.is_contiguous(memory_format=torch.channels_last) and x.shape[1] > 1
+            is_last |= request.channels_last or request.spec.dims == 3
             options = options._replace(rounding=(1.0, zero, *((0, zero) if is_last else (zero, 0))))
         integers = torch.empty(0, dtype=_QUANTIZED[x.dtype], device=x.device)
         integers.set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
