@@ -20,11 +20,10 @@ class PlaneGradients {
       : p_(p), first_(first_input(p, tile)), n_(inputs_of(p, tile)), gx_(gx, kChunk, arena) {}
 
   void run(const View& gy, Divisor divisor, i64 plane) {
-    A gradient, columns;
-    divisor.fill_row(p_.axis[2], 1, 0, 1, &columns);
+    A gradient;
     const A* const g = row_of(gy, plane_of(gy, plane), 1, 0, 0, 0, 1, &gradient);
     // -0.0 becomes 0.0, as in sums that begin with 0
-    const A share = *g / (static_cast<A>(divisor.of_rows(p_, 0, 0)) * columns) + A(0);
+    const A share = *g / static_cast<A>(divisor.of_plane(p_)) + A(0);
     for (i64 done = 0; done < n_; done += kChunk) {
       const i64 n = smaller(kChunk, n_ - done);
       A* to = gx_.reserve(plane * p_.in_plane() + first_ + done, n, false);

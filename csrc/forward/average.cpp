@@ -34,19 +34,18 @@ struct MeanState {
   A* divisors;  // of the row, without the factor that all outputs share
 };
 
-// Divides n sums and writes the averages to elements first, first + 1, ... of an array.
+// Divides n sums by their divisors, a factor for all times one for each; y may be `sums`.
 template <class A>
-POOLGRAD_LOOP void write_means(Dense y, i64 first, A* sums, const A* divisors, A rows, i64 n) {
-  A* const to = has_type<A>(y) ? elements_of<A>(y, first) : sums;
-  lanes<A>(n, [&, to_integers = y.quantization](auto w, i64 i) {
+POOLGRAD_LOOP void divide(const A* sums, const A* divisors, A rows, A* y, i64 n, Quantization to) {
+  lanes<A>(n, [&](auto w, i64 i) {  // no element twice
     using V = Vec<A, w()>;
-    prefetch(to + i + kPrefetchElements<A>);
-    store(to + i, quotient(V{} + load<V>(sums + i), rows * load<V>(divisors + i), to_integers));
+    prefetch(y + i + kPrefetchElements<A>);
+    store(y + i, quotient(V{} + load<V>(sums + i), rows * load<V>(divisors + i), to));
   });
-  if (to == sums) write(y, first, sums, n);
 }
 
-// Memory of a tile of averages of small windows.
+// The memory of a tile of averages of small windows. Kernels divide sums by `columns_` and `rows_`;
+// these are 1 if averages are quantised, and close() divides.
 template <class A, bool Lines>
 class MeanOutput {
  public:
@@ -57,30 +56,39 @@ class MeanOutput {
       : p_(plan),
         tile_(tile),
         divisor_(divisor),
+        rounds_(y.quantization.scale != 0),
+        length_((tile.hi[2] - tile.lo[2]) * plan.inner),
         y_(y, longest, arena),
-        rows_(arena.take<A>(kMaxBlockedRows)),
-        columns_(arena.take<A>((tile.hi[2] - tile.lo[2]) * plan.inner)) {}
+        rows_(arena.take<A>(2 * kMaxBlockedRows)),
+        columns_(arena.take<A>(2 * length_)) {}
 
   void start(i64 plane) {
-    first_ = plane * p_.out_plane();
-    if (!std::exchange(filled_, true))
-      divisor_.fill_row(p_.axis[2], p_.inner, tile_.lo[2], tile_.hi[2], columns_);
+    if (std::exchange(first_, plane * p_.out_plane()) >= 0) return;  // the divisors stay
+    std::fill(rows_, rows_ + kMaxBlockedRows, A(1));
+    std::fill(columns_, columns_ + length_, A(1));
+    divisor_.fill_row(p_.axis[2], p_.inner, tile_.lo[2], tile_.hi[2], columns_ + rounds_ * length_);
   }
   Target open(i64 od, i64 oh, i64 rows, i64 at, i64 n, bool prefetches) {
-    for (i64 q = 0; q < rows; ++q) rows_[q] = static_cast<A>(divisor_.of_rows(p_, od, oh + q));
+    for (i64 q = 0; q < rows; ++q)
+      rows_[rounds_ * kMaxBlockedRows + q] = static_cast<A>(divisor_.of_rows(p_, od, oh + q));
     const i64 first = first_ + p_.output_index(od, oh, tile_.lo[2]) + at;
-    return {y_.reserve(first, n, prefetches), columns_ + at, rows_, &y_.quantization()};
+    return {y_.reserve(first, n, prefetches), columns_ + at, rows_};
   }
-  void close(Target, i64) {}
+  void close(Target to, i64 n) {
+    if (!rounds_) return;
+    divide(to.y, to.columns + length_, to.rows[kMaxBlockedRows], to.y, n, y_.quantization());
+  }
 
  private:
   const Plan& p_;
   const Tile tile_;
   const Divisor divisor_;
+  const bool rounds_;
+  const i64 length_;
   RowWriter<A> y_;
-  A *rows_, *columns_;   // divisors of rows; of a row of outputs, without the factor of the row
-  bool filled_ = false;  // columns_
-  i64 first_ = 0;        // output of the plane
+  // Divisors of rows; of a row of outputs, without the factor of the row. After ones if rounds_.
+  A *rows_, *columns_;
+  i64 first_ = -1;  // output of the plane
 };
 
 // Averages by Separable or ColumnSums.
@@ -105,9 +113,13 @@ void average_by_rows(const Work& work, const View& x, Dense y, Divisor divisor,
           over_batch(p, batch, x, tile, plane, planes, channel, state.windows, state.row,
                      [&](i64 od, i64 oh, typename Sum<A>::Row row, const Segments& s) {
                        const A rows = static_cast<A>(divisor.of_rows(p, od, oh));
-                       for (i64 k = 0, at = 0; k < s.count; ++k, at += s.from_spacing)
-                         write_means(y, s.first + k * s.to_spacing, row.v + at, state.divisors + at,
-                                     rows, s.length);
+                       for (i64 k = 0, at = 0; k < s.count; ++k, at += s.from_spacing) {
+                         const i64 to = s.first + k * s.to_spacing;
+                         A* const means = has_type<A>(y) ? elements_of<A>(y, to) : row.v + at;
+                         divide(row.v + at, state.divisors + at, rows, means, s.length,
+                                y.quantization);
+                         if (!has_type<A>(y)) write(y, to, means, s.length);
+                       }
                      });
         });
       },

@@ -8,19 +8,11 @@
 namespace poolgrad::inline POOLGRAD_ISA {
 
 template <class A>
-A divisor_of_plane(const Plan& p, Divisor divisor) {
-  A columns;
-  divisor.fill_row(p.axis[2], 1, 0, 1, &columns);
-  return static_cast<A>(divisor.of_rows(p, 0, 0)) * columns;
-}
-
-template <class A>
 class PlaneMeans {
  public:
   PlaneMeans(const Plan& flat, Dense y, Divisor divisor, Arena& arena)
       : n_(flat.axis[2].in),
-        divisor_(divisor_of_plane<A>(flat, divisor)),
-        to_(y.quantization),
+        divisor_(static_cast<A>(divisor.of_plane(flat))),
         y_(y, W, arena),
         copies_(arena.take<A>(W * smaller(n_, kMaxCopiedPlane))) {}
 
@@ -36,7 +28,8 @@ class PlaneMeans {
         find_planes(x, plane, planes, from);
         sums = sums_of(from);
       }
-      store_first(y_.reserve(plane, planes), quotient(V{} + sums, V{} + divisor_, to_), planes);
+      store_first(y_.reserve(plane, planes),
+                  quotient(V{} + sums, V{} + divisor_, y_.quantization()), planes);
     }
   }
 
@@ -144,7 +137,6 @@ class PlaneMeans {
 
   const i64 n_;
   const A divisor_;
-  const Quantization to_;
   RowWriter<A> y_;
   A* copies_;
 };

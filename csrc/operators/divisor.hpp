@@ -21,6 +21,9 @@ struct Divisor {
   double of_rows(const Plan& p, i64 od, i64 oh) const {
     return fixed != 0 ? fixed : along(p.axis[0], od) * along(p.axis[1], oh);
   }
+  double of_plane(const Plan& p) const {  // a global window
+    return of_rows(p, 0, 0) * (fixed != 0 ? 1 : along(p.axis[2], 0));
+  }
   template <class A>
   void fill_row(const Axis& width, i64 inner, i64 lo, i64 hi, A* row) const {
     for (i64 o = lo; o < hi; ++o) {

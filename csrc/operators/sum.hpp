@@ -116,9 +116,8 @@ struct Mean {
   struct Target {
     A* y;
     const A *columns, *rows;  // the divisors of a row's outputs, and of rows
-    const Quantization* to;
-    Target at(i64 offset) const { return {y + offset, columns + offset, rows, to}; }
-    Target line(i64 row, i64 length) const { return {y + row * length, columns, rows + row, to}; }
+    Target at(i64 offset) const { return {y + offset, columns + offset, rows}; }
+    Target line(i64 row, i64 length) const { return {y + row * length, columns, rows + row}; }
   };
   template <class V>
   struct Partial {
@@ -127,7 +126,7 @@ struct Mean {
 
   static bool may_be_padding(Target, i64) { return false; }
   static void clear(Target to, i64 n) {  // -0.0 if the divisor is negative
-    for (i64 i = 0; i < n; ++i) divide(to, i, Vec<A, 1>{});
+    for (i64 i = 0; i < n; ++i) store(to, i, Partial<Vec<A, 1>>{});
   }
   template <class V>
   static Partial<V> first(V value, u32) {
@@ -149,14 +148,10 @@ struct Mean {
   static bool found_nan(V, A) {
     return false;
   }
-  template <class V>
-  static void store(Target to, i64 i, const Partial<V>& partial) {
-    divide(to, i, partial.sum);
-  }
   // Adds 0, so that a sum of negative zeros is 0.0.
   template <class V>
-  static void divide(Target to, i64 i, V sum) {
-    poolgrad::store(to.y + i, quotient(V{} + sum, *to.rows * load<V>(to.columns + i), *to.to));
+  static void store(Target to, i64 i, const Partial<V>& partial) {
+    poolgrad::store(to.y + i, (V{} + partial.sum) / (*to.rows * load<V>(to.columns + i)));
   }
 };
 
