@@ -107,7 +107,7 @@ struct Segments {
 
 // Writes a row.
 template <class T>
-POOLGRAD_LOOP void write_segments(Dense to, const T* from, const Segments& s) {
+POOLGRAD_LOOP void write_segments(const Dense& to, const T* from, const Segments& s) {
   for (i64 k = 0; k < s.count; ++k, from += s.from_spacing)
     put(to, s.first + k * s.to_spacing, from, s.length);
 }

@@ -301,18 +301,18 @@ void by_route(Dtype dtype, F&& f) {
 }
 
 template <class A>
-bool has_type(Dense array) {
+bool has_type(const Dense& array) {
   return array.dtype == DtypeOf<A>::value;
 }
 
 template <class A>
-A* elements_of(Dense array, i64 element) {
+A* elements_of(const Dense& array, i64 element) {
   return reinterpret_cast<A*>(array.data) + element;
 }
 
 // Writes n numbers of type A to elements `first`, `first` + 1, ...
 template <class A>
-POOLGRAD_LOOP void write(Dense array, i64 first, const A* from, i64 n) {
+POOLGRAD_LOOP void write(const Dense& array, i64 first, const A* from, i64 n) {
   by_element<A>(array.dtype, [&](auto s) {
     narrow_run(from, elements_of<decltype(s)>(array, first), n, array.dtype == Dtype::boolean);
   });
@@ -321,7 +321,7 @@ POOLGRAD_LOOP void write(Dense array, i64 first, const A* from, i64 n) {
 // Returns n elements of an array as numbers of type A: a pointer into the array if they are of type
 // A there, else a copy in `buffer`.
 template <class A>
-POOLGRAD_LOOP const A* read(Dense array, i64 first, i64 n, A* buffer) {
+POOLGRAD_LOOP const A* read(const Dense& array, i64 first, i64 n, A* buffer) {
   if (has_type<A>(array)) return elements_of<A>(array, first);
   by_element<A>(array.dtype,
                 [&](auto s) { widen_run(elements_of<decltype(s)>(array, first), buffer, n); });
