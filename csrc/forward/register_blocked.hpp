@@ -286,13 +286,13 @@ class RegisterBlocked {
               }
               POOLGRAD_UNROLL
               for (i64 t = K - S; t < K; ++t)
-                prefetch(plane + from + t * step + kPrefetchElements<T>);
+                if (c % kLine == 0) prefetch(plane + from + t * step + kPrefetchElements<T>);
               from += pitch, ++h;
             },
             [] {},
             [&](i64 q, const auto& partial) {
               const auto row = to.line(q, length);
-              prefetch(row.y + at + kPrefetchElements<T>);
+              if (c % kLine == 0) prefetch(row.y + at + kPrefetchElements<T>);
               Op::store(row, at, partial);
             });
       }

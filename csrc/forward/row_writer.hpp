@@ -11,8 +11,7 @@ namespace poolgrad::inline POOLGRAD_ISA {
 // Copies n numbers to elements first, first + 1, ... of an array, converted if it has another
 // dtype. nontemporal: with non-temporal stores.
 template <class T>
-POOLGRAD_INLINE void put(const Dense& to, i64 first, const T* from, i64 n,
-                         bool nontemporal = false) {
+POOLGRAD_INLINE void put(const Dense& to, i64 first, const T* from, i64 n, bool nontemporal) {
   if (!has_type<T>(to)) return write(to, first, from, n);
   T* at = elements_of<T>(to, first);
   overlapping_lanes<T>(n, [&](auto w, i64 i) {

@@ -19,12 +19,12 @@ i64 flips_of(Select which, Dtype dtype) {
          (sizeof(A) == 1 && dtype == Dtype::int8 ? 0x80 : 0);
 }
 
-// Converts maxima to the outputs of the call: applies the ReLU, whose zeros are routed nowhere, and
-// restores flipped bits.
+// Converts maxima to the outputs of the call: applies the ReLU, whose zeros are routed nowhere (it
+// changes no unsigned byte), and restores flipped bits.
 template <class Op, class T, class R>
 POOLGRAD_LOOP void finish(Select which, i64 flips, T* y, R* routes, i64 n) {
   if constexpr (Rectifies<Op>) {
-    if (which == Select::rectified) {
+    if (which == Select::rectified && (sizeof(T) > 1 || flips || routes)) {
       const T flipped_zero = static_cast<T>(flips);
       overlapping_lanes<T>(n, [&](auto w, i64 i) {
         using V = Vec<T, w()>;

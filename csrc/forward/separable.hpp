@@ -109,7 +109,7 @@ struct Segments {
 template <class T>
 POOLGRAD_LOOP void write_segments(const Dense& to, const T* from, const Segments& s) {
   for (i64 k = 0; k < s.count; ++k, from += s.from_spacing)
-    put(to, s.first + k * s.to_spacing, from, s.length);
+    put(to, s.first + k * s.to_spacing, from, s.length, false);
 }
 
 // Reduces a batch of a tile and calls use(od, oh, row, segments) for each row of outputs. channel:

@@ -26,7 +26,7 @@ struct TwoByteMax : RegisterMax<TwoByteMax<S, WithRoutes, NaNs>, std::uint16_t, 
   };
 
   // Converts bits to integers in the order of the numbers: both zeros become 0, every NaN kNaN.
-  static constexpr std::int16_t kNaN = 0x7FFF;
+  static constexpr std::int16_t kNaN = 0x7FFF, kBelowNaN = kNaN - 1;
   template <class V>
   static auto key_of(V bits) {
     using K = decltype(Partial<V>::key);
@@ -46,8 +46,9 @@ struct TwoByteMax : RegisterMax<TwoByteMax<S, WithRoutes, NaNs>, std::uint16_t, 
   }
   template <class V>
   static void merge(Partial<V>& partial, const Partial<V>& later, u32 shifted) {
-    auto wins = later.key > partial.key;
-    if constexpr (NaNs) wins |= later.key == kNaN;  // also over a NaN
+    auto bound = partial.key;  // a NaN wins over a NaN
+    if constexpr (NaNs) bound = bound < kBelowNaN ? bound : decltype(bound){} + kBelowNaN;
+    const auto wins = later.key > bound;
     partial.best = wins ? later.best : partial.best;
     partial.key = wins ? later.key : partial.key;
     if constexpr (WithRoutes)
