@@ -273,6 +273,7 @@ class RegisterBlocked {
       const i64 column = o * S - width.lo;
       for (i64 c = 0; c < channels; c += kLanes) {
         const i64 channel = smaller(c, channels - kLanes), at = (o - lo) * channels + channel;
+        const bool prefetches = sizeof(T) > 1 || c % kLine == 0;  // of bytes each line once
         i64 from = first * pitch + column * step + channel, h = first;
         reduce_columns<Op, K, S, V>(
             rows, 1, nan_check,
@@ -286,13 +287,13 @@ class RegisterBlocked {
               }
               POOLGRAD_UNROLL
               for (i64 t = K - S; t < K; ++t)
-                if (c % kLine == 0) prefetch(plane + from + t * step + kPrefetchElements<T>);
+                if (prefetches) prefetch(plane + from + t * step + kPrefetchElements<T>);
               from += pitch, ++h;
             },
             [] {},
             [&](i64 q, const auto& partial) {
               const auto row = to.line(q, length);
-              if (c % kLine == 0) prefetch(row.y + at + kPrefetchElements<T>);
+              if (prefetches) prefetch(row.y + at + kPrefetchElements<T>);
               Op::store(row, at, partial);
             });
       }

@@ -19,7 +19,6 @@ class SelectingOutput {
         tile_(tile),
         which_(which),
         flips_(flips),
-        with_routes_(routes.data),
         y_(y, longest, arena),
         routes_(routes, longest, arena) {}
 
@@ -27,8 +26,7 @@ class SelectingOutput {
 
   Target open(i64 od, i64 oh, i64, i64 at, i64 n, bool prefetches) {
     const i64 first = first_ + p_.output_index(od, oh, tile_.lo[2]) + at;
-    return Op::target(y_.reserve(first, n, prefetches),
-                      with_routes_ ? routes_.reserve(first, n) : nullptr);
+    return Op::target(y_.reserve(first, n, prefetches), routes_.reserve(first, n));
   }
   void close(Target to, i64 n) { finish<Op>(which_, flips_, to.y, to.routes, n); }
 
@@ -37,7 +35,6 @@ class SelectingOutput {
   const Tile tile_;
   const Select which_;
   const i64 flips_;
-  const bool with_routes_;
   RowWriter<typename Op::In> y_;
   RowWriter<std::uint8_t> routes_;
   i64 first_ = 0;  // output of the plane
