@@ -273,7 +273,7 @@ class RegisterBlocked {
       const i64 column = o * S - width.lo;
       for (i64 c = 0; c < channels; c += kLanes) {
         const i64 channel = smaller(c, channels - kLanes), at = (o - lo) * channels + channel;
-        const bool prefetches = sizeof(T) > 1 || c % kLine == 0;  // of bytes each line once
+        const bool prefetches = sizeof(T) > 1 || c % kLine == 0;  // bytes: each line once
         i64 from = first * pitch + column * step + channel, h = first;
         reduce_columns<Op, K, S, V>(
             rows, 1, nan_check,

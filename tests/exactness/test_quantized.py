@@ -309,6 +309,9 @@ def test_quantised_tensors() -> None:
     assert poolgrad.torch.AvgPool2d(2)(q).is_quantized
     assert poolgrad.torch.AvgPool2d(2, padding="same")(q).is_quantized
     assert poolgrad.avg_pool2d(q[:0], 2).shape == (0, 16, 4, 4)
+    one = quantized(np.array([[[[120]]]], np.int8), 1, 1.0)  # one channel, as with channels first
+    y = poolgrad.avg_pool2d(one, 1, divisor_override=14).int_repr()
+    assert y.item() == 10  # as PyTorch rounds 119 / 14 + 1 = 9.5 with AVX
 
 
 @needs_torch

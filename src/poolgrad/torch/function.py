@@ -119,7 +119,7 @@ class TorchFrontEnd(FrontEnd):
         """Pool the integers of a quantised tensor, which PyTorch deprecates.
 
         Ties of averages are rounded as PyTorch rounds them: with channels first, the zero point is
-        added before rounding, except in volumes. A single channel counts as first.
+        added before rounding, except in volumes. Tensors of one channel count as channels first.
         """
         x, options = request.x, request.options
         is_known = x.dtype in _QUANTIZED and x.qscheme() is torch.per_tensor_affine
