@@ -268,12 +268,12 @@ class RegisterBlocked {
     const i64 channels = p_.inner, length = p_.out_row(), first = oh * S - height.lo;
     const i64 step = x_.width, pitch = x_.height;  // not read again after each store
     const T* const plane = reinterpret_cast<const T*>(plane_);
+    constexpr i64 kAhead = (sizeof(T) > 1 ? 1 : 2) * kPrefetchElements<T>;  // bytes take less time
     V nan_check{};
     const auto pixel = [&](i64 o, auto edge) __attribute__((always_inline)) {
       const i64 column = o * S - width.lo;
       for (i64 c = 0; c < channels; c += kLanes) {
         const i64 channel = smaller(c, channels - kLanes), at = (o - lo) * channels + channel;
-        const bool prefetches = sizeof(T) > 1 || c % kLine == 0;  // bytes: each line once
         i64 from = first * pitch + column * step + channel, h = first;
         reduce_columns<Op, K, S, V>(
             rows, 1, nan_check,
@@ -286,14 +286,13 @@ class RegisterBlocked {
                 value[t] = inside ? load<V>(plane + from + t * step) : V{} + fill_;
               }
               POOLGRAD_UNROLL
-              for (i64 t = K - S; t < K; ++t)
-                if (prefetches) prefetch(plane + from + t * step + kPrefetchElements<T>);
+              for (i64 t = K - S; t < K; ++t) prefetch(plane + from + t * step + kAhead);
               from += pitch, ++h;
             },
             [] {},
             [&](i64 q, const auto& partial) {
               const auto row = to.line(q, length);
-              if (prefetches) prefetch(row.y + at + kPrefetchElements<T>);
+              prefetch(row.y + at + kAhead);
               Op::store(row, at, partial);
             });
       }
