@@ -241,10 +241,9 @@ class Unrolled {
     reduce(to, n, offset, taps, StrideOne{0}, Const<1>{});
   }
 
-  // Computes outputs from taps at `offset`, at each of which `width` neighbours are loaded.
+  // Computes outputs from taps at `offset`, at each of which Width neighbours are loaded.
   template <class Loader, class Width>
-  POOLGRAD_LOOP static void reduce(Target to, i64 n, i64 offset, Taps taps, Loader loader,
-                                   Width width) {
+  POOLGRAD_LOOP static void reduce(Target to, i64 n, i64 offset, Taps taps, Loader loader, Width) {
     const auto partial_of = [&](auto w, i64 i) {
       using V = Vec<T, w()>;
       const auto input = [&](const Tap& tap, i64 t) {
@@ -253,10 +252,13 @@ class Unrolled {
       const auto reduce_line = [&](const Tap* list, i64 count) {
         auto partial = Op::template first<V>(input(list[0], 0), list[0].tap_index);
         for (i64 r = 0; r < count; ++r) {
-          for (i64 t = r == 0; t < width; ++t) {
+          const auto take = [&](i64 t) __attribute__((always_inline)) {
             Op::template take<V>(partial, input(list[r], t),
                                  list[r].tap_index + static_cast<u32>(t));
-          }
+          };
+          if (r > 0) take(0);
+          if constexpr (Width::value > 1) take(1);
+          if constexpr (Width::value > 2) take(2);
         }
         return partial;
       };
