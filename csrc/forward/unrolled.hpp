@@ -256,6 +256,7 @@ class Unrolled {
             Op::template take<V>(partial, input(list[r], t),
                                  list[r].tap_index + static_cast<u32>(t));
           };
+          static_assert(Width::value <= 3);  // written out: -O2 does not unroll a loop over them
           if (r > 0) take(0);
           if constexpr (Width::value > 1) take(1);
           if constexpr (Width::value > 2) take(2);
