@@ -300,8 +300,8 @@ class Unrolled {
   }
 
   // Computes K x K windows with stride S in registers. Four vectors are interleaved to hide the
-  // latency of their operations. Returns false if an input is not finite; the outputs are then
-  // meaningless.
+  // latency of their operations; two if the loop would exceed the cache of decoded instructions
+  // (about 4,000). Returns false if an input is not finite; the outputs are then meaningless.
   template <i64 K, i64 S, class Set>
   POOLGRAD_LOOP static bool reduce_fixed_squares(Target to, i64 n, i64 offset, Taps taps, Set set) {
     using V = Vec<T, kLanes>;
@@ -323,8 +323,9 @@ class Unrolled {
       POOLGRAD_UNROLL
       for (i64 k = 0; k < kMany; ++k) Op::finish(to, at(k), sums[k], set);
     };
+    constexpr i64 kMany = Set::t || (Set::w && K > 2) ? 2 : 4;
     i64 i = 0;
-    for (; i + 2 * kLanes < n; i += 4 * kLanes) compute(Const<4>{}, i);
+    for (; i + (kMany - 2) * kLanes < n; i += kMany * kLanes) compute(Const<kMany>{}, i);
     if (i < n) compute(Const<2>{}, i);
     return !any(finite_check != finite_check);
   }
