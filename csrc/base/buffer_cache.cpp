@@ -65,15 +65,15 @@ char* fresh(std::size_t size) {
 }
 
 // Returns the size above which results are written by non-temporal stores: the size of the
-// last-level cache on AMD processors from Zen 5 on, where such stores are faster; no limit
+// last-level cache on AMD processors from Zen 3 on, where such stores are faster; no limit
 // elsewhere.
 std::size_t default_nontemporal_limit() {
 #if defined(__x86_64__)
-  constexpr unsigned kZen5 = 0x1A, kCaches = 0x8000001D, kLast = 3;
+  constexpr unsigned kZen3 = 0x19, kCaches = 0x8000001D, kLast = 3;
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid(0, &a, &b, &c, &d) || b != signature_AMD_ebx) return SIZE_MAX;
   if (!__get_cpuid(1, &a, &b, &c, &d)) return SIZE_MAX;
-  if (((a >> 8) & 0xF) + ((a >> 20) & 0xFF) < kZen5) return SIZE_MAX;
+  if (((a >> 8) & 0xF) + ((a >> 20) & 0xFF) < kZen3) return SIZE_MAX;
   constexpr std::size_t usual = std::size_t{32} << 20;
   if (!__get_cpuid_count(kCaches, kLast, &a, &b, &c, &d)) return usual;
   const std::size_t line = (b & 0xFFF) + 1, parts = ((b >> 12) & 0x3FF) + 1, ways = (b >> 22) + 1;
