@@ -9,7 +9,7 @@ namespace poolgrad::inline POOLGRAD_ISA {
 
 // Whether a ReLU may follow the reduction: maxima only.
 template <class Op>
-concept Rectifies = requires(Vec<typename Op::In, 1> v) { Op::relu_is_zero(v, v[0]); };
+concept Rectifies = requires(Vec<typename Op::In, 1> v) { Op::relu_is_zero(v, v); };
 
 // The bits of numbers of a dtype that are flipped to be compared as type A.
 template <class A>
@@ -25,15 +25,14 @@ template <class Op, class T, class R>
 POOLGRAD_LOOP void finish(Select which, i64 flips, T* y, R* routes, i64 n) {
   if constexpr (Rectifies<Op>) {
     if (which == Select::rectified && (sizeof(T) > 1 || flips || routes)) {
-      const T flipped_zero = static_cast<T>(flips);
       overlapping_lanes<T>(n, [&](auto w, i64 i) {
         using V = Vec<T, w()>;
         using P = Vec<R, w()>;
-        const V value = load<V>(y + i);
-        const auto zero = Op::relu_is_zero(value, flipped_zero);
-        store(y + i, zero ? V{} + flipped_zero : value);
+        const V value = load<V>(y + i), zero = V{} + static_cast<T>(flips);
+        const auto is_zero = Op::relu_is_zero(value, zero);
+        store(y + i, is_zero ? zero : value);
         if (!routes) return;
-        const auto nowhere = bits_as<P>(convert<std::make_signed_t<R>>(zero));
+        const auto nowhere = bits_as<P>(convert<std::make_signed_t<R>>(is_zero));
         store(routes + i, load<P>(routes + i) | nowhere);
       });
     }

@@ -59,13 +59,13 @@ class SmallWindows {
       const Target to = output.open(od, oh, rows, at, (rows - 1) * length_ + n, joins);
       const bool computed =
           joins ? joined_.compute(plane, oh, rows, to) : blocked_.compute(od, oh, rows, lo, hi, to);
-      if (joins && computed) return output.close(to, rows * length_);
       for (i64 q = 0; q < rows; ++q) {
         const Target row = to.line(q, length_);
         if (!computed || blocked_.may_be_padding(oh + q, lo, hi, row))
           windows_.compute_columns(od, oh + q, lo, hi, row);
-        output.close(row, n);
       }
+      const i64 joined = Joins<Op> && n == length_ ? rows : 1;
+      for (i64 q = 0; q < rows; q += joined) output.close(to.line(q, length_), joined * n);
     }
   }
 

@@ -68,8 +68,8 @@ struct Max {
 
   // Whether the ReLU of a value is zero.
   template <class V>
-  static auto relu_is_zero(V value, T zero) {
-    return value <= V{} + zero;
+  static auto relu_is_zero(V value, V zero) {
+    return value <= zero;
   }
 
   static void copy_strided(Row to, Row from, i64 n, i64 inner, i64 step) {
@@ -243,7 +243,7 @@ struct SmallMax : RegisterMax<SmallMax<T, WithRoutes, NaNs>, T, WithRoutes> {
     keep_greater(partial, later.best, later.best_tap + static_cast<TapIndex>(shifted));
   }
   template <class V>
-  static auto relu_is_zero(V value, T zero) {
+  static auto relu_is_zero(V value, V zero) {
     return Max<T, WithRoutes>::relu_is_zero(value, zero);
   }
 

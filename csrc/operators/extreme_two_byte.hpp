@@ -55,7 +55,7 @@ struct TwoByteMax : RegisterMax<TwoByteMax<S, WithRoutes, NaNs>, std::uint16_t, 
       partial.best_tap = wins ? later.best_tap + static_cast<In>(shifted) : partial.best_tap;
   }
   template <class V>
-  static auto relu_is_zero(V bits, In) {
+  static auto relu_is_zero(V bits, V) {
     return key_of(bits) <= 0;
   }
 
