@@ -323,9 +323,9 @@ class Unrolled {
       POOLGRAD_UNROLL
       for (i64 k = 0; k < kMany; ++k) Op::finish(to, at(k), sums[k], set);
     };
-    constexpr i64 kMany = Set::t || (Set::w && K > 2) ? 2 : 4;
+    constexpr i64 kVectors = Set::t || (Set::w && K > 2) ? 2 : 4;  // soft, log_mean_exp
     i64 i = 0;
-    for (; i + (kMany - 2) * kLanes < n; i += kMany * kLanes) compute(Const<kMany>{}, i);
+    for (; i + (kVectors - 2) * kLanes < n; i += kVectors * kLanes) compute(Const<kVectors>{}, i);
     if (i < n) compute(Const<2>{}, i);
     return !any(finite_check != finite_check);
   }
