@@ -60,7 +60,7 @@ class MeanOutput {
         length_((tile.hi[2] - tile.lo[2]) * plan.inner),
         y_(y, longest, arena),
         rows_(arena.take<A>(2 * kMaxBlockedRows)),
-        columns_(arena.take<A>(2 * length_)) {}
+        columns_(arena.take<A>((rounds_ ? 2 : 1) * length_)) {}
 
   void start(i64 plane) {
     if (std::exchange(first_, plane * p_.out_plane()) >= 0) return;  // the divisors stay
