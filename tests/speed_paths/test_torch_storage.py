@@ -56,6 +56,15 @@ def tensor(storages: Storages) -> torch.Tensor:
     return storages.tensor(buffer, (512 * 1024, 1024, 1), torch.float32)
 
 
+def test_the_storage_used_last_is_reused_first() -> None:
+    """Its memory may still be in the caches of the processor."""
+    storages = Storages(limit=8 * BYTES)
+    held = [tensor(storages) for _ in range(3)]
+    last = held[-1].data_ptr()
+    del held
+    assert [tensor(storages).data_ptr() for _ in range(3)] == [last] * 3
+
+
 def test_an_idle_storage_is_reused() -> None:
     storages = Storages(limit=8 * BYTES)
     first = tensor(storages)

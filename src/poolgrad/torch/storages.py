@@ -71,14 +71,14 @@ class Storages:
         alone = object()  # only one local variable refers to it, as to an idle storage
         for _ in range(len(storages)):
             try:
-                storage = storages.popleft()
+                storage = storages.pop()  # the last one used may still be in the caches
             except IndexError:  # other threads examine the rest
                 break
             if storage.nbytes() == size and storage.resizable() and not storage.is_shared():
                 is_idle = sys.getrefcount(storage) == sys.getrefcount(alone)
                 if is_idle and storage_use_count(storage._cdata) == 1:
                     return storage
-                storages.append(storage)
+                storages.appendleft(storage)
         return None
 
     def _drop(self, most: int) -> bool:
