@@ -64,8 +64,8 @@ class SmallWindows {
         if (!computed || blocked_.may_be_padding(oh + q, lo, hi, row))
           windows_.compute_columns(od, oh + q, lo, hi, row);
       }
-      const i64 joined = Joins<Op> && n == length_ ? rows : 1;
-      for (i64 q = 0; q < rows; q += joined) output.close(to.line(q, length_), joined * n);
+      const i64 at_once = Joins<Op> && n == length_ ? rows : 1;
+      for (i64 q = 0; q < rows; q += at_once) output.close(to.line(q, length_), at_once * n);
     }
   }
 
