@@ -39,12 +39,12 @@ class ColumnSums {
     for (i64 i = 0; i < depth.taps; ++i) {
       const i64 d = depth.begin + i * p_.axis[0].dilation;
       in_groups(height.taps, [&](i64 size, i64 begin) {
-        typename Sum<A>::RowsLoader from;
+        Row from[kMaxFolded];
         for (i64 t = 0; t < size; ++t) {
           const i64 h = height.begin + (begin + t) * p_.axis[1].dilation;
-          from.rows[t] = reader_.row(d, h) + columns_.lo;
+          from[t] = {const_cast<A*>(reader_.row(d, h)) + columns_.lo};
         }
-        Sum<A>::add({sums_}, n, from, size, i + begin == 0);
+        Sum<A>::fold_rows({sums_}, n, from, 0, 0, size, i + begin == 0);
       });
     }
     for (i64 o = tile_.lo[2]; o < tile_.hi[2]; ++o) {

@@ -206,6 +206,7 @@ class RegisterBlocked {
       return static_cast<I>(larger(0, smaller(W, ceil_div(end - column, S))));
     };
     Mask lane{};
+    POOLGRAD_UNROLL
     for (int j = 0; j < W; ++j) lane[j] = static_cast<I>(j);
     return (lane >= lanes_below(0)) & (lane < lanes_below(p_.axis[2].in));
   }
@@ -223,7 +224,9 @@ class RegisterBlocked {
       const i64 at = smaller(i, n - W);
       const bool edge = readable_ && (at * S < before_ || n - W < at + after_);
       decltype(V{} < V{}) valid[K]{};
-      for (i64 t = 0; edge && t < K; ++t) valid[t] = inside<S, V>(at, t);
+      POOLGRAD_UNROLL
+      for (i64 t = 0; t < K; ++t)
+        if (edge) valid[t] = inside<S, V>(at, t);
       for (i64 from = 0; from < smaller(step, rows); ++from) {
         const T* const* line = nullptr;
         const char* next = nullptr;

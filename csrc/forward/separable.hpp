@@ -23,13 +23,16 @@ class Separable {
   // planes of outputs are stored. Some channels of a pixel are reduced at a time, so that blocks of
   // rows stay in the second cache.
   static Batch batch(const Plan& p) {
-    constexpr i64 kShort = 256, kLong = 512, kChannels = 32;  // elements
+    constexpr i64 kShort = 256, kLong = 512, kChannels = 16;  // elements
+    constexpr i64 kBlockBytes = 3 << 17;
     const Axis &depth = p.axis[0], &height = p.axis[1], &width = p.axis[2];
     if (!doubles_along(width)) return {1, p.inner};
     const i64 n = covered_length(width, width.out);
     const bool narrow = p.inner == 1 && depth.kernel == 1 && n <= kShort;
-    return {narrow ? smaller(kMaxPlanes, kLong / n) : 1,
-            shares_much(height) ? smaller(p.inner, kChannels) : p.inner};
+    const i64 fitting = kBlockBytes / (2 * height.kernel * n * Op::kElementBytes);
+    return {narrow ? larger(1, smaller(kMaxPlanes, kLong / n)) : 1,
+            shares_much(height) ? smaller(p.inner, larger(1, fitting / kChannels) * kChannels)
+                                : p.inner};
   }
 
   // planes: the most planes that are reduced side by side
@@ -40,10 +43,10 @@ class Separable {
         is_deep_(plan.axis[0].kernel > 1),
         rows_(tile.hi[1] - tile.lo[1]),
         width_(plan, x, tile, options, planes, arena),
-        height_(plan.axis[1], 1, length(), plan.axis[2].kernel, arena),
-        depth_(plan.axis[0], is_deep_ ? rows_ : 0, length(),
+        height_(plan.axis[1], tile.hi[1], length(), plan.axis[2].kernel, arena),
+        depth_(plan.axis[0], tile.hi[0], is_deep_ ? rows_ * length() : 0,
                plan.axis[1].kernel * plan.axis[2].kernel, arena),
-        reduced_(Op::take(arena, is_deep_ ? rows_ * length() : 0)) {}
+        buffer_(Op::take(arena, is_deep_ ? rows_ * length() : 0)) {}
   Separable(const Separable&) = delete;
   Separable& operator=(const Separable&) = delete;
 
@@ -65,25 +68,28 @@ class Separable {
   Row row(i64 od, i64 oh, Row into) {
     if (!is_deep_) {
       const Span s = span_of(p_.axis[0], od);
-      if (s.taps == 0) Op::clear(into, length());
-      else reduce_height(s.begin, oh, into);
+      if (s.taps > 0) return reduce_height(s.begin, oh, into);
+      Op::clear(into, length());
       return into;
     }
     if (od != reduced_depth_) {
       reduced_depth_ = od;
-      depth_.row(od, reduced_, [&](i64 d, Row target) {
-        for (i64 row = 0; row < rows_; ++row)
-          reduce_height(d, tile_.lo[1] + row, Op::at(target, row * length()));
+      reduced_ = depth_.row(od, buffer_, [&](i64 d, Row target) {
+        for (i64 row = 0; row < rows_; ++row) {
+          const Row to = Op::at(target, row * length());
+          const Row from = reduce_height(d, tile_.lo[1] + row, to);
+          if (from.v != to.v) Op::fold_rows(to, length(), &from, 0, 0, 1, true);
+        }
       });
     }
     return Op::at(reduced_, (oh - tile_.lo[1]) * length());
   }
 
  private:
-  void reduce_height(i64 d, i64 oh, Row into) {
+  Row reduce_height(i64 d, i64 oh, Row into) {
     if (d != height_depth_) height_.start();
     height_depth_ = d;
-    height_.row(oh, into, [&](i64 h, Row target) { finite_ &= width_.row(d, h, target); });
+    return height_.row(oh, into, [&](i64 h, Row target) { finite_ &= width_.row(d, h, target); });
   }
 
   const Plan& p_;
@@ -92,7 +98,8 @@ class Separable {
   const i64 rows_;
   WidthReduction<Op> width_;
   AxisReduction<Op> height_, depth_;
-  const Row reduced_;                           // all rows of an output depth
+  const Row buffer_;
+  Row reduced_{};                               // all rows of an output depth
   i64 reduced_depth_ = -1, height_depth_ = -1;  // what is stored in reduced_ and in height_
   bool finite_ = true;
 };

@@ -2,8 +2,7 @@
 // of the winner, which is the route.
 #pragma once
 
-#include "base/scratch.hpp"
-#include "operators/groups.hpp"
+#include "operators/rows.hpp"
 #include "simd/dtype.hpp"
 #include "simd/prefetch.hpp"
 
@@ -19,35 +18,20 @@ constexpr T highest() {
   return kFloat<T> ? std::numeric_limits<T>::infinity() : std::numeric_limits<T>::max();
 }
 
-// Values and the tap indices of the inputs that they come from.
-template <class T>
-struct ValuesAndTaps {
-  T* v;
-  u32* r;
-};
-
 // The maximum. A later input wins only if it is greater, so the first of equal inputs wins; a NaN
 // wins over everything before it, so the last NaN wins. WithRoutes: tap indices are computed, too.
 // NaNs: inputs may be NaN.
 template <class T, bool WithRoutes, bool NaNs = kFloat<T>>
-struct Max {
-  using In = T;
+struct Max : Rows<Max<T, WithRoutes, NaNs>, T, WithRoutes> {
   using Row = ValuesAndTaps<T>;
 
-  static constexpr bool kIdempotent = true;
+  static constexpr bool kIdempotent = true, kMayBeNaN = NaNs;
   static constexpr bool kNeedsFinite = kFloat<T> && !NaNs;  // an infinity may equal the fill
   static constexpr T kFill = lowest<T>();  // the result only if all inputs equal it
   static bool may_be_padding(Row row, i64 n) {
     bool found = false;
     for (i64 i = 0; WithRoutes && i < n; ++i) found |= row.v[i] == lowest<T>();
     return found;
-  }
-
-  static Row take(Arena& arena, i64 n) {
-    return {arena.take<T>(n), WithRoutes ? arena.take<u32>(n) : nullptr};
-  }
-  static Row at(Row row, i64 offset) {
-    return {row.v + offset, WithRoutes ? row.r + offset : nullptr};
   }
 
   POOLGRAD_LOOP static void clear(Row row, i64 n) {
@@ -66,32 +50,15 @@ struct Max {
     best = wins ? value : best;
   }
 
+  template <class P>
+  POOLGRAD_INLINE static void merge(P& best, const P& later, u32 taps) {
+    keep_greater(best.v, best.r, later.v, later.r + taps);
+  }
+
   // Whether the ReLU of a value is zero.
   template <class V>
   static auto relu_is_zero(V value, V zero) {
     return value <= zero;
-  }
-
-  static void copy_strided(Row to, Row from, i64 n, i64 inner, i64 step) {
-    copy_groups(to.v, from.v, n, inner, step);
-    if constexpr (WithRoutes) copy_groups(to.r, from.r, n, inner, step);
-  }
-
-  template <class Size, class First, class Loader>
-  POOLGRAD_LOOP static void fold_taps(Row to, i64 n, const T* from, Loader loader, u32 tap,
-                                      Size size, First first) {
-    lanes<T>(n, [&](auto w, i64 i) {
-      using V = Vec<T, w()>;
-      using P = Vec<u32, w()>;
-      V best = first ? loader.template get<V>(from, i, 0) : load<V>(to.v + i);
-      P best_tap = first || !WithRoutes ? P{} + tap : load<P>(to.r + i);
-      for (i64 t = first; t < size; ++t) {
-        keep_greater(best, best_tap, loader.template get<V>(from, i, t),
-                     P{} + (tap + static_cast<u32>(t)));
-      }
-      store(to.v + i, best);
-      if constexpr (WithRoutes) store(to.r + i, best_tap);
-    });
   }
 
   // Reduces one window of many neighbours: finds the largest value of each piece, then searches the
@@ -140,50 +107,6 @@ struct Max {
     }
     to.v[0] = from[t];
     if constexpr (WithRoutes) to.r[0] = tap + static_cast<u32>(t);
-  }
-
-  // Computes to[i] = max over t of from[i * step + t * gap], with tap indices tap, tap + 1, ...
-  POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const T* from, i64 step, i64 gap, i64 taps,
-                                        i64 tap, bool = true) {
-    if (n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
-      return reduce_across_lanes(to, from, taps, static_cast<u32>(tap));
-    in_groups(taps, [&](i64 count, i64 begin) {
-      const T* here = from + begin * gap;
-      const u32 first_tap = static_cast<u32>(tap + begin);
-      by_group<T>(count, begin == 0, [&](auto size, auto first) {
-        by_stride(step, gap, taps, first,
-                  [&](auto loader) { fold_taps(to, n, here, loader, first_tap, size, first); });
-      });
-    });
-  }
-
-  // The same over `size` rows; the tap indices of row t are shifted by tap + t * taps_per_row.
-  static void fold_rows(Row to, i64 n, const Row* rows, i64 tap, i64 taps_per_row, i64 count,
-                        bool is_first) {
-    by_group<T>(count, is_first, [&](auto size, auto first) {
-      merge_rows(to, n, rows, tap, taps_per_row, size, first);
-    });
-  }
-  template <class Size, class First>
-  POOLGRAD_LOOP static void merge_rows(Row to, i64 n, const Row* rows, i64 tap, i64 taps_per_row,
-                                       Size size, First first) {
-    Row from[kMaxFolded];
-    for (i64 t = 0; t < size; ++t) from[t] = rows[t];
-    lanes<T>(n, [&](auto w, i64 i) {
-      using V = Vec<T, w()>;
-      using P = Vec<u32, w()>;
-      const auto tap_at = [&](i64 t) {
-        if constexpr (!WithRoutes) return P{};
-        else return load<P>(from[t].r + i) + static_cast<u32>(tap + t * taps_per_row);
-      };
-      V best = load<V>(first ? from[0].v + i : to.v + i);
-      P best_tap = first ? tap_at(0) : WithRoutes ? load<P>(to.r + i) : P{};
-      for (i64 t = first; t < size; ++t) {
-        keep_greater(best, best_tap, load<V>(from[t].v + i), tap_at(t));
-      }
-      store(to.v + i, best);
-      if constexpr (WithRoutes) store(to.r + i, best_tap);
-    });
   }
 };
 

@@ -1,45 +1,28 @@
 // Computes averages: sums of the inputs of windows, divided by their divisors.
 #pragma once
 
-#include "base/scratch.hpp"
 #include "operators/divisor.hpp"
-#include "operators/groups.hpp"
+#include "operators/rows.hpp"
 #include "simd/prefetch.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
 // The sum of the inputs of a window.
 template <class A>
-struct Sum {
-  using In = A;
-  struct Row {
-    A* v;
-  };
+struct Sum : Rows<Sum<A>, A, false> {
+  using Row = ValuesAndTaps<A>;
 
-  static constexpr bool kIdempotent = false;
+  static constexpr bool kIdempotent = false, kMayBeNaN = false;
   static constexpr A kFill = A(0);
   static bool may_be_padding(Row, i64) { return false; }
 
-  static Row take(Arena& arena, i64 n) { return {arena.take<A>(n)}; }
-  static Row at(Row row, i64 offset) { return {row.v + offset}; }
   POOLGRAD_LOOP static void clear(Row row, i64 n) {
     for (i64 i = 0; i < n; ++i) row.v[i] = A(0);
   }
 
-  template <class Size, class First, class Loader>
-  POOLGRAD_LOOP static void fold_taps(Row to, i64 n, const A* from, Loader loader, u32, Size size,
-                                      First first) {
-    lanes<A>(n, [&](auto w, i64 i) {
-      using V = Vec<A, w()>;
-      const auto input = [&](i64 t) { return loader.template get<V>(from, i, t); };
-      V sum = first ? input(0) : load<V>(to.v + i);
-      for (i64 t = first; t < size; ++t) sum += input(t);
-      store(to.v + i, sum);
-    });
-  }
-
-  static void copy_strided(Row to, Row from, i64 n, i64 inner, i64 step) {
-    copy_groups(to.v, from.v, n, inner, step);
+  template <class P>
+  POOLGRAD_INLINE static void merge(P& sum, const P& later, u32) {
+    sum.v += later.v;
   }
 
   // Reduces a vector to W lanes: halves are added, then their halves, and so on.
@@ -57,7 +40,7 @@ struct Sum {
 
   // Sums one window of many neighbours: each lane adds every W-th input, then a horizontal
   // reduction adds the lanes.
-  POOLGRAD_LOOP static void reduce_across_lanes(Row to, const A* from, i64 taps) {
+  POOLGRAD_LOOP static void reduce_across_lanes(Row to, const A* from, i64 taps, u32) {
     constexpr i64 W = kTapsAcrossLanes;  // the same on every machine, for the same rounding
     Vec<A, W> sums{};
     i64 t = 0;
@@ -68,39 +51,6 @@ struct Sum {
     A sum = folded<1>(sums)[0];
     for (; t < taps; ++t) sum += from[t];
     to.v[0] = sum;
-  }
-
-  POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
-                                        i64, bool may_reduce_across = true) {
-    if (may_reduce_across && n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
-      return reduce_across_lanes(to, from, taps);
-    in_groups(taps, [&](i64 count, i64 begin) {
-      const A* here = from + begin * gap;
-      by_group<A>(count, begin == 0, [&](auto size, auto first) {
-        by_stride(step, gap, taps, first,
-                  [&](auto loader) { fold_taps(to, n, here, loader, 0, size, first); });
-      });
-    });
-  }
-
-  static void fold_rows(Row to, i64 n, const Row* rows, i64, i64, i64 count, bool is_first) {
-    RowsLoader from;
-    for (i64 t = 0; t < count; ++t) from.rows[t] = rows[t].v;
-    add(to, n, from, count, is_first);
-  }
-
-  // Loads elements i, i + 1, ... of row t.
-  struct RowsLoader {
-    const A* rows[kMaxFolded];
-    template <class V>
-    V get(const A*, i64 i, i64 t) const {
-      return load<V>(rows[t] + i);
-    }
-  };
-  // Adds `count` rows of n elements, the first rows or later ones.
-  static void add(Row to, i64 n, const RowsLoader& from, i64 count, bool is_first) {
-    by_group<A>(count, is_first,
-                [&](auto size, auto first) { fold_taps(to, n, nullptr, from, 0, size, first); });
   }
 };
 

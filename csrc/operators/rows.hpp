@@ -1,0 +1,119 @@
+// Rows of partial reductions in memory: values and, for maxima, the tap indices of the inputs that
+// they come from.
+#pragma once
+
+#include "base/scratch.hpp"
+#include "operators/groups.hpp"
+
+namespace poolgrad::inline POOLGRAD_ISA {
+
+template <class T>
+struct ValuesAndTaps {
+  T* v;
+  u32* r = nullptr;
+};
+
+// What operators on rows share. Op provides merge(part, later part, taps), where the tap indices of
+// the later part are shifted by `taps`, and reduce_across_lanes(). WithRoutes: there are tap
+// indices.
+template <class Op, class T, bool WithRoutes>
+struct Rows {
+  using In = T;
+  using Row = ValuesAndTaps<T>;
+  static constexpr i64 kElementBytes = sizeof(T) + (WithRoutes ? sizeof(u32) : 0);
+  // A vector of a row.
+  template <class V>
+  struct Part {
+    V v;
+    Vec<u32, static_cast<int>(sizeof(V) / sizeof(T))> r{};
+  };
+
+  static Row take(Arena& arena, i64 n) {
+    return {arena.take<T>(n), WithRoutes ? arena.take<u32>(n) : nullptr};
+  }
+  static Row at(Row row, i64 offset) {
+    return {row.v + offset, WithRoutes ? row.r + offset : nullptr};
+  }
+
+  template <class P>
+  POOLGRAD_INLINE static P part_of(decltype(P::v) inputs, u32 tap) {
+    P part{inputs};
+    if constexpr (WithRoutes) part.r += tap;
+    return part;
+  }
+  template <class P>
+  POOLGRAD_INLINE static P get(Row from, i64 i, u32 taps) {
+    P part{load<decltype(P::v)>(from.v + i)};
+    if constexpr (WithRoutes) part.r = load<decltype(P::r)>(from.r + i) + taps;
+    return part;
+  }
+  template <class P>
+  POOLGRAD_INLINE static void put(Row to, i64 i, const P& part) {
+    store(to.v + i, part.v);
+    if constexpr (WithRoutes) store(to.r + i, part.r);
+  }
+  template <class P, class By>
+  POOLGRAD_INLINE static P slide(const P& a, const P& b, By by) {
+    P both{poolgrad::slide(a.v, b.v, by)};
+    if constexpr (WithRoutes) both.r = poolgrad::slide(a.r, b.r, by);
+    return both;
+  }
+
+  static void copy_strided(Row to, Row from, i64 n, i64 inner, i64 step) {
+    copy_groups(to.v, from.v, n, inner, step);
+    if constexpr (WithRoutes) copy_groups(to.r, from.r, n, inner, step);
+  }
+
+  template <class Size, class First, class Loader>
+  POOLGRAD_LOOP static void fold_taps(Row to, i64 n, const T* from, Loader loader, u32 tap,
+                                      Size size, First first) {
+    lanes<T>(n, [&](auto w, i64 i) {
+      using P = Part<Vec<T, w()>>;
+      const auto input = [&](i64 t) {
+        return part_of<P>(loader.template get<Vec<T, w()>>(from, i, t), tap + static_cast<u32>(t));
+      };
+      P part = first ? input(0) : get<P>(to, i, 0);
+      for (i64 t = first; t < size; ++t) Op::merge(part, input(t), 0);
+      put(to, i, part);
+    });
+  }
+
+  // Reduces the inputs from[i * step + t * gap] over t, with tap indices tap, tap + 1, ...
+  POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const T* from, i64 step, i64 gap, i64 taps,
+                                        i64 tap, bool may_reduce_across = true) {
+    if (may_reduce_across && n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
+      return Op::reduce_across_lanes(to, from, taps, static_cast<u32>(tap));
+    in_groups(taps, [&](i64 count, i64 begin) {
+      const T* here = from + begin * gap;
+      const u32 first_tap = static_cast<u32>(tap + begin);
+      by_group<T>(count, begin == 0, [&](auto size, auto first) {
+        by_stride(step, gap, taps, first,
+                  [&](auto loader) { fold_taps(to, n, here, loader, first_tap, size, first); });
+      });
+    });
+  }
+
+  // Reduces `count` rows, the first ones of a window or later ones; the tap indices of row t are
+  // shifted by tap + t * taps_per_row.
+  static void fold_rows(Row to, i64 n, const Row* rows, i64 tap, i64 taps_per_row, i64 count,
+                        bool is_first) {
+    by_group<T>(count, is_first, [&](auto size, auto first) {
+      merge_rows(to, n, rows, static_cast<u32>(tap), static_cast<u32>(taps_per_row), size, first);
+    });
+  }
+  template <class Size, class First>
+  POOLGRAD_LOOP static void merge_rows(Row to, i64 n, const Row* rows, u32 tap, u32 taps_per_row,
+                                       Size size, First first) {
+    Row from[kMaxFolded];
+    for (i64 t = 0; t < size; ++t) from[t] = rows[t];
+    lanes<T>(n, [&](auto w, i64 i) {
+      using P = Part<Vec<T, w()>>;
+      P part = first ? get<P>(from[0], i, tap) : get<P>(to, i, 0);
+      for (i64 t = first; t < size; ++t)
+        Op::merge(part, get<P>(from[t], i, 0), tap + static_cast<u32>(t) * taps_per_row);
+      put(to, i, part);
+    });
+  }
+};
+
+}  // namespace poolgrad::inline POOLGRAD_ISA
