@@ -36,58 +36,6 @@ void double_up(i64 kernel, i64 gap, const typename Op::In* from, i64 n, typename
   }
 }
 
-// Whether this is done in registers for neighbours: where lanes of two vectors can be shuffled by
-// one instruction, and stores of vectors are slow.
-template <class Op>
-inline constexpr bool kDoublesInRegisters =
-    kVectorBytes == 64 && kSpecialised<typename Op::In> && !Op::kMayBeNaN;
-template <class T>
-inline constexpr i64 kMaxDoubled = 2 * kLanesOf<T>;  // inputs of a partial reduction in registers
-
-// Reads a row once, from its last vector to its first; lanes slide in from the vector after. The
-// largest power of two in the kernel is 4 << Levels.
-template <class Op, int Levels>
-POOLGRAD_LOOP void double_in_registers(i64 kernel, const typename Op::In* from, i64 n,
-                                       typename Op::Row to) {
-  constexpr i64 W = kLanesOf<typename Op::In>;
-  using V = Vec<typename Op::In, static_cast<int>(W)>;
-  using Part = typename Op::template Part<V>;
-  V one{};
-  Part next[Levels + 1]{}, after{};  // of the vectors that follow: next[k] of 4 << k inputs
-  for (i64 i = (n + kernel - 2) / W * W; i >= 0; i -= W) {
-    const V input = load<V>(from + i);
-    Part part = Op::template part_of<Part>(input, 0), sum = part;
-    i64 done = Op::kIdempotent ? 0 : kernel % kMaxFolded;  // inputs that `sum` holds
-    const auto add = [&](auto tap) __attribute__((always_inline)) {
-      if (done == tap) sum = part;
-      Op::merge(part, Op::template part_of<Part>(slide(input, one, tap), tap), 0);
-    };
-    add(Const<1>{}), add(Const<2>{}), add(Const<3>{});
-    one = input;
-    const auto level = [&](auto index) __attribute__((always_inline)) {
-      constexpr i64 k = index(), size = kMaxFolded << k;
-      constexpr bool last = k == Levels;
-      const Part here = part;
-      const auto merge_later = [&](i64 by) __attribute__((always_inline)) {
-        const bool far = size > W && by > W;
-        Op::merge(sum, far ? Op::slide(next[k], after, by - W) : Op::slide(here, next[k], by),
-                  static_cast<u32>(by));
-      };
-      if ((Op::kIdempotent && last) || (done == 0 && (kernel & size))) sum = here;
-      if (Op::kIdempotent && last) merge_later(kernel - size);  // the two may overlap
-      else if (done > 0 && (kernel & size)) merge_later(done);
-      if (!Op::kIdempotent && (kernel & size)) done += size;
-      if constexpr (!last) Op::merge(part, Op::slide(here, next[k], Const<size>{}), size);
-      if (size > W) after = next[k];
-      next[k] = here;
-    };
-    [&]<i64... K>(std::integer_sequence<i64, K...>) __attribute__((always_inline)) {
-      (level(Const<K>{}), ...);
-    }(std::make_integer_sequence<i64, Levels + 1>{});
-    if (i < n) Op::put(to, i, sum);
-  }
-}
-
 // Whether rows are reduced by log-step doubling. They are then copied between padding. Not where
 // windows are larger than the input: the order of a sum must not depend on the padding.
 inline bool doubles_along(const Axis& width) {
@@ -210,23 +158,11 @@ class WidthReduction {
     const Axis& a = p_.axis[2];
     const i64 inner = p_.inner;
     const Row dense = a.stride > 1 ? spaced_ : into;
-    const bool in_registers =
-        kDoublesInRegisters<Op> && a.dilation * inner == 1 && a.kernel < 2 * kMaxDoubled<T>;
-    if (in_registers) double_neighbours<0>(dense);
-    for (i64 begin = 0; !in_registers && begin < dense_; begin += piece_) {
+    for (i64 begin = 0; begin < dense_; begin += piece_) {
       poolgrad::double_up<Op>(a.kernel, a.dilation * inner, padded_ + begin,
                               smaller(piece_, dense_ - begin), partial_, Op::at(dense, begin));
     }
     if (a.stride > 1) Op::copy_strided(into, dense, length_ / inner, inner, a.stride * inner);
-  }
-
-  template <int Levels>
-  void double_neighbours(Row dense) const {
-    const i64 kernel = p_.axis[2].kernel, size = kMaxFolded << Levels;
-    if constexpr (kDoublesInRegisters<Op> && size <= kMaxDoubled<T>) {
-      if (kernel >= 2 * size) return double_neighbours<Levels + 1>(dense);
-      double_in_registers<Op, Levels>(kernel, padded_, dense_, dense);
-    }
   }
 
   // Computes the outputs whose windows are not full again where the result may be the padding.

@@ -59,7 +59,7 @@ class SmallWindows {
       const Target to = output.open(od, oh, rows, at, (rows - 1) * length_ + n, joins);
       const bool computed =
           joins ? joined_.compute(plane, oh, rows, to) : blocked_.compute(od, oh, rows, lo, hi, to);
-      for (i64 q = 0; q < rows; ++q) {
+      for (i64 q = 0; !(joins && computed) && q < rows; ++q) {
         const Target row = to.line(q, length_);
         if (!computed || blocked_.may_be_padding(oh + q, lo, hi, row))
           windows_.compute_columns(od, oh + q, lo, hi, row);

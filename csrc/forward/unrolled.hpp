@@ -323,7 +323,7 @@ class Unrolled {
       POOLGRAD_UNROLL
       for (i64 k = 0; k < kMany; ++k) Op::finish(to, at(k), sums[k], set);
     };
-    constexpr i64 kVectors = Set::t || (Set::w && K > 2) ? 2 : 4;  // soft, log_mean_exp
+    constexpr i64 kVectors = (K > 2 ? Set::t || Set::w : Set::t && kVectorBytes < 64) ? 2 : 4;
     i64 i = 0;
     for (; i + (kVectors - 2) * kLanes < n; i += kVectors * kLanes) compute(Const<kVectors>{}, i);
     if (i < n) compute(Const<2>{}, i);

@@ -25,20 +25,13 @@ template <class T, bool WithRoutes, bool NaNs = kFloat<T>>
 struct Max : Rows<Max<T, WithRoutes, NaNs>, T, WithRoutes> {
   using Row = ValuesAndTaps<T>;
 
-  static constexpr bool kIdempotent = true, kMayBeNaN = NaNs;
+  static constexpr bool kIdempotent = true;
   static constexpr bool kNeedsFinite = kFloat<T> && !NaNs;  // an infinity may equal the fill
   static constexpr T kFill = lowest<T>();  // the result only if all inputs equal it
   static bool may_be_padding(Row row, i64 n) {
     bool found = false;
     for (i64 i = 0; WithRoutes && i < n; ++i) found |= row.v[i] == lowest<T>();
     return found;
-  }
-
-  POOLGRAD_LOOP static void clear(Row row, i64 n) {
-    for (i64 i = 0; i < n; ++i) row.v[i] = lowest<T>();
-    if constexpr (WithRoutes) {
-      for (i64 i = 0; i < n; ++i) row.r[i] = kNowhere;
-    }
   }
 
   template <class V, class P>

@@ -2,6 +2,8 @@
 // they come from.
 #pragma once
 
+#include <algorithm>
+
 #include "base/scratch.hpp"
 #include "operators/groups.hpp"
 
@@ -13,14 +15,15 @@ struct ValuesAndTaps {
   u32* r = nullptr;
 };
 
-// What operators on rows share. Op provides merge(part, later part, taps), where the tap indices of
-// the later part are shifted by `taps`, and reduce_across_lanes(). WithRoutes: there are tap
-// indices.
+// What operators on rows share. Op provides kFill, the result of windows without an input;
+// merge(part, later part, taps), where the tap indices of the later part are shifted by `taps`; and
+// reduce_across_lanes(). WithRoutes: there are tap indices.
 template <class Op, class T, bool WithRoutes>
 struct Rows {
   using In = T;
   using Row = ValuesAndTaps<T>;
   static constexpr i64 kElementBytes = sizeof(T) + (WithRoutes ? sizeof(u32) : 0);
+
   // A vector of a row.
   template <class V>
   struct Part {
@@ -35,12 +38,20 @@ struct Rows {
     return {row.v + offset, WithRoutes ? row.r + offset : nullptr};
   }
 
+  // Sets what windows without an input have.
+  POOLGRAD_LOOP static void clear(Row row, i64 n) {
+    std::fill(row.v, row.v + n, Op::kFill);
+    if constexpr (WithRoutes) std::fill(row.r, row.r + n, kNowhere);
+  }
+
+  // A vector of inputs with the same tap index.
   template <class P>
   POOLGRAD_INLINE static P part_of(decltype(P::v) inputs, u32 tap) {
     P part{inputs};
     if constexpr (WithRoutes) part.r += tap;
     return part;
   }
+  // Loads elements i, i + 1, ...; tap indices are shifted by `taps`.
   template <class P>
   POOLGRAD_INLINE static P get(Row from, i64 i, u32 taps) {
     P part{load<decltype(P::v)>(from.v + i)};
@@ -51,12 +62,6 @@ struct Rows {
   POOLGRAD_INLINE static void put(Row to, i64 i, const P& part) {
     store(to.v + i, part.v);
     if constexpr (WithRoutes) store(to.r + i, part.r);
-  }
-  template <class P, class By>
-  POOLGRAD_INLINE static P slide(const P& a, const P& b, By by) {
-    P both{poolgrad::slide(a.v, b.v, by)};
-    if constexpr (WithRoutes) both.r = poolgrad::slide(a.r, b.r, by);
-    return both;
   }
 
   static void copy_strided(Row to, Row from, i64 n, i64 inner, i64 step) {

@@ -12,13 +12,9 @@ template <class A>
 struct Sum : Rows<Sum<A>, A, false> {
   using Row = ValuesAndTaps<A>;
 
-  static constexpr bool kIdempotent = false, kMayBeNaN = false;
+  static constexpr bool kIdempotent = false;
   static constexpr A kFill = A(0);
   static bool may_be_padding(Row, i64) { return false; }
-
-  POOLGRAD_LOOP static void clear(Row row, i64 n) {
-    for (i64 i = 0; i < n; ++i) row.v[i] = A(0);
-  }
 
   template <class P>
   POOLGRAD_INLINE static void merge(P& sum, const P& later, u32) {

@@ -209,30 +209,6 @@ POOLGRAD_INLINE bool any(M mask) {
   }
 }
 
-// Returns lanes `by`, `by` + 1, ... of the concatenation of two vectors.
-template <class V, i64 By>
-POOLGRAD_INLINE V slide(V a, V b, Const<By>) {
-  return [&]<i64... J>(std::integer_sequence<i64, J...>) {
-    return __builtin_shufflevector(a, b, (J + By)...);
-  }(std::make_integer_sequence<i64, sizeof(V) / sizeof(a[0])>{});
-}
-template <class V>
-POOLGRAD_INLINE V slide(V a, V b, i64 by) {
-  using T = std::remove_cvref_t<decltype(a[0])>;
-  constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
-#if defined(__clang__)
-  T lanes[2 * W];
-  store(lanes, a), store(lanes + W, b);
-  return load<V>(lanes + by);
-#else
-  using Index = std::conditional_t<sizeof(T) == 8, i64, std::int32_t>;
-  const auto from = [&]<int... J>(std::integer_sequence<int, J...>) {
-    return Vec<Index, W>{static_cast<Index>(J)...} + static_cast<Index>(by);
-  }(std::make_integer_sequence<int, W>{});
-  return __builtin_shuffle(a, b, from);
-#endif
-}
-
 // Converts lanes to another type, in steps of twice or half the size: GCC 12 compiles larger steps
 // lane by lane.
 template <class To, class V>
