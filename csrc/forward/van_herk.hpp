@@ -144,12 +144,13 @@ class AxisReduction {
       const i64 first = smaller(j, added.lo + 1);
       const i64 inner_lo = smaller(kernel, larger(larger(j, rows.lo), added.lo + 2));
       const i64 inner_hi = larger(inner_lo, smaller(rows.hi, added.hi + 1));
-      for (i64 row = first; row < inner_lo; ++row) reduce(std::false_type{}, row);
-      for (i64 row = inner_lo; row < inner_hi; ++row) reduce(std::true_type{}, row);
-      for (i64 row = inner_hi; row < kernel; ++row) reduce(std::false_type{}, row);
+      for (i64 row = first; row < kernel; ++row) {
+        for (; row >= inner_lo && row < inner_hi; ++row) reduce(std::true_type{}, row);
+        if (row < kernel) reduce(std::false_type{}, row);
+      }
     };
     i64 i = 0;
-    for (; i + 4 * W <= n_; i += 4 * W) columns(Const<4>{}, i);
+    for (; kSpecialised<typename Op::In> && i + 4 * W <= n_; i += 4 * W) columns(Const<4>{}, i);
     for (; i < n_; i += W) columns(Const<1>{}, i);
   }
 
