@@ -42,6 +42,7 @@ class ColumnSums {
         Row from[kMaxFolded];
         for (i64 t = 0; t < size; ++t) {
           const i64 h = height.begin + (begin + t) * p_.axis[1].dilation;
+          // only read
           from[t] = {const_cast<A*>(reader_.row(d, h)) + columns_.lo};
         }
         Sum<A>::fold_rows({sums_}, n, from, 0, 0, size, i + begin == 0);

@@ -224,6 +224,7 @@ class RegisterBlocked {
       const i64 at = smaller(i, n - W);
       const bool edge = readable_ && (at * S < before_ || n - W < at + after_);
       decltype(V{} < V{}) valid[K]{};
+      // Unrolled: masks that a loop indexes stay in memory.
       POOLGRAD_UNROLL
       for (i64 t = 0; t < K; ++t)
         if (edge) valid[t] = inside<S, V>(at, t);

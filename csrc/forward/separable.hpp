@@ -29,8 +29,9 @@ class Separable {
     if (!doubles_along(width)) return {1, p.inner};
     const i64 n = covered_length(width, width.out);
     const bool narrow = p.inner == 1 && depth.kernel == 1 && n <= kShort;
+    // Channels for which two blocks of rows fit.
     const i64 fitting = kBlockBytes / (2 * height.kernel * n * Op::kElementBytes);
-    return {narrow ? larger(1, smaller(kMaxPlanes, kLong / n)) : 1,
+    return {narrow ? smaller(kMaxPlanes, kLong / n) : 1,
             shares_much(height) ? smaller(p.inner, larger(1, fitting / kChannels) * kChannels)
                                 : p.inner};
   }

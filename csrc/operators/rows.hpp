@@ -84,9 +84,10 @@ struct Rows {
   }
 
   // Reduces the inputs from[i * step + t * gap] over t, with tap indices tap, tap + 1, ...
+  // may_reduce_across: one window may be reduced across lanes, which rounds a sum differently.
   POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const T* from, i64 step, i64 gap, i64 taps,
                                         i64 tap, bool may_reduce_across = true) {
-    if (may_reduce_across && n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
+    if ((Op::kIdempotent || may_reduce_across) && n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
       return Op::reduce_across_lanes(to, from, taps, static_cast<u32>(tap));
     in_groups(taps, [&](i64 count, i64 begin) {
       const T* here = from + begin * gap;
