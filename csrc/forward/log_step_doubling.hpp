@@ -67,7 +67,9 @@ class WidthReduction {
     const i64 before = larger(0, -origin_), after = larger(0, origin_ + covered - a.in);
     // The padding after a plane is the padding before the next.
     spacing_ = ceil_div(covered - smaller(before, after), a.stride);
-    length_ = in_vectors(((planes - 1) * spacing_ + outputs) * plan.inner);
+    // An odd number of cache lines: one column of many rows does not map to one set of a cache.
+    constexpr i64 kLine = 64 / static_cast<i64>(sizeof(T));
+    length_ = (ceil_div(((planes - 1) * spacing_ + outputs) * plan.inner, kLine) | 1) * kLine;
     if (!doubles_) return;
     dense_ = in_vectors(((planes - 1) * spacing_ * a.stride + (outputs - 1) * a.stride + 1) *
                         plan.inner);

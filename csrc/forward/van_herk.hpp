@@ -93,15 +93,17 @@ class AxisReduction {
     rows.lo = larger(rows.lo, j), next.hi = smaller(next.hi, kernel - 1);
     compute(block, key == block - 1 ? larger(rows.lo, kernel - 1) : rows.lo, rows.hi);
     compute(block + 1, next.lo, next.hi);
-    reduce_windows(row_at(block, 0), row_at(block + 1, 0), rows, next, j);
+    const i64 end = ceil_div(last_input_ + 1 - reach(a_) - input_of(block, 0), dilation);
+    reduce_windows(row_at(block, 0), row_at(block + 1, 0), rows, next, {j, smaller(kernel, end)});
     key = block;
     return row_at(block, j);
   }
 
-  // Reduces the windows that begin with rows j, j + 1, ... of a block, in place.
-  POOLGRAD_LOOP void reduce_windows(Row block, Row next, Range rows, Range added, i64 j) const {
-    const i64 kernel = a_.kernel, pitch = a_.dilation * n_;
-    const u32 taps = static_cast<u32>(taps_per_row_);
+  // Reduces the windows that begin with some rows of a block, in place.
+  POOLGRAD_LOOP void reduce_windows(Row block, Row next, Range rows, Range added,
+                                    Range windows) const {
+    const i64 kernel = a_.kernel, pitch = a_.dilation * n_, taps_per_row = taps_per_row_;
+    const auto taps = [&](i64 count) { return static_cast<u32>(count * taps_per_row); };  // of rows
     const auto columns = [&](auto count, i64 i) {  // some vectors, to hide the latency
       using Part = typename Op::template Part<Vec<typename Op::In, static_cast<int>(W)>>;
       constexpr i64 kCount = count();
@@ -111,7 +113,7 @@ class AxisReduction {
         for (i64 k = 0; k < kCount; ++k) {
           const i64 at = row * pitch + i + k * W;
           Part part = Op::template get<Part>(block, at, 0);
-          if (!first) Op::merge(part, sums[k], taps), Op::put(block, at, part);
+          if (!first) Op::merge(part, sums[k], taps(1)), Op::put(block, at, part);
           sums[k] = part;
         }
       };
@@ -120,33 +122,30 @@ class AxisReduction {
       // inner: the window consists of a suffix from `row` on and of a prefix of several rows
       const auto reduce = [&](auto inner, i64 row) __attribute__((always_inline)) {
         const i64 read = row - 1, suffix = inner ? row : larger(row, rows.lo);
-        const u32 below = taps * static_cast<u32>(kernel - row),
-                  tap = taps * static_cast<u32>(read),
-                  skipped = taps * static_cast<u32>(suffix - row);
         POOLGRAD_UNROLL
         for (i64 k = 0; k < kCount; ++k) {
           const i64 at = i + k * W;
           if (inner || (read >= added.lo && read < added.hi)) {
-            const Part part = Op::template get<Part>(next, read * pitch + at, tap);
+            const Part part = Op::template get<Part>(next, read * pitch + at, taps(read));
             if (!inner && read == added.lo) sums[k] = part;
             else Op::merge(sums[k], part, 0);
           }
           Part whole = sums[k];
           if (inner || suffix < rows.hi) {
-            whole = Op::template get<Part>(block, suffix * pitch + at, skipped);
-            if (inner || added.lo < smaller(row, added.hi)) Op::merge(whole, sums[k], below);
+            whole = Op::template get<Part>(block, suffix * pitch + at, taps(suffix - row));
+            if (inner || added.lo < smaller(row, added.hi))
+              Op::merge(whole, sums[k], taps(kernel - row));
           } else {
-            whole.r += below;
+            whole.r += taps(kernel - row);
           }
-          if (inner || row >= j) Op::put(block, row * pitch + at, whole);
+          if (inner || row >= windows.lo) Op::put(block, row * pitch + at, whole);
         }
       };
-      const i64 first = smaller(j, added.lo + 1);
-      const i64 inner_lo = smaller(kernel, larger(larger(j, rows.lo), added.lo + 2));
-      const i64 inner_hi = larger(inner_lo, smaller(rows.hi, added.hi + 1));
-      for (i64 row = first; row < kernel; ++row) {
+      const i64 inner_lo = smaller(windows.hi, larger(larger(windows.lo, rows.lo), added.lo + 2));
+      const i64 inner_hi = smaller(windows.hi, smaller(rows.hi, added.hi + 1));
+      for (i64 row = smaller(windows.lo, added.lo + 1); row < windows.hi; ++row) {
         for (; row >= inner_lo && row < inner_hi; ++row) reduce(std::true_type{}, row);
-        if (row < kernel) reduce(std::false_type{}, row);
+        if (row < windows.hi) reduce(std::false_type{}, row);
       }
     };
     i64 i = 0;
