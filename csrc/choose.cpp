@@ -253,23 +253,8 @@ constexpr TableRow kTable[] = {
     {Task::weights_backward, A::scatter_weights, always, always},
 };
 
-constexpr const char* kNames[kAlgorithms] = {
-    "plane_means",
-    "unrolled",
-    "unrolled_joined_rows",
-    "register_blocked",
-    "column_sums",
-    "separable",
-    "copied_windows",
-    "sorting_network",
-    "sliding_ranks",
-    "plane_gradients",
-    "register_blocked_backward",
-    "gather",
-    "transposed_separable",
-    "scatter_routes",
-    "scatter_weights",
-};
+#define POOLGRAD_STRING(name) #name,
+constexpr const char* kNames[kAlgorithms] = {POOLGRAD_ALGORITHMS(POOLGRAD_STRING)};
 
 constexpr int kNotForced = -1;
 std::atomic<int> forced{kNotForced};

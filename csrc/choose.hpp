@@ -16,25 +16,17 @@
 
 namespace poolgrad {
 
-enum class Algorithm {
-  // forward
-  plane_means,
-  unrolled,
-  unrolled_joined_rows,
-  register_blocked,
-  column_sums,
-  separable,
-  copied_windows,
-  sorting_network,
-  sliding_ranks,
-  // backward
-  plane_gradients,
-  register_blocked_backward,
-  gather,
-  transposed_separable,
-  scatter_routes,
-  scatter_weights,
-};
+// The algorithms of the forward passes, then those of the backward passes.
+// clang-format off
+#define POOLGRAD_ALGORITHMS(each)                                                           \
+  each(plane_means) each(unrolled) each(unrolled_joined_rows) each(register_blocked)        \
+  each(column_sums) each(separable) each(copied_windows) each(sorting_network)              \
+  each(sliding_ranks)                                                                       \
+  each(plane_gradients) each(register_blocked_backward) each(gather)                        \
+  each(transposed_separable) each(scatter_routes) each(scatter_weights)
+// clang-format on
+#define POOLGRAD_ENUMERATOR(name) name,
+enum class Algorithm { POOLGRAD_ALGORITHMS(POOLGRAD_ENUMERATOR) };
 inline constexpr int kAlgorithms = static_cast<int>(Algorithm::scatter_weights) + 1;
 
 // What is computed.

@@ -75,7 +75,8 @@ void split_ties_jvp(const TieRows<T>& rows, const View& tangent, const std::uint
                     i64 bytes, Dense y, i64 plane) {
   T* const sums = rows.outputs();
   const i64 n = rows.length();
-  rows.each_row(winners, plane, [&](i64 od, i64 oh, i64 first, const std::uint8_t* bits) {
+  rows.each_row(plane, [&](i64 od, i64 oh, i64 first) {
+    const std::uint8_t* const bits = winners + first * bytes;
     std::fill(sums, sums + n, T(0));
     rows.each_tap(tangent, plane, od, oh, [&](i64 output, i64 tap, T value) {
       if (bit(bits + output * bytes, tap)) sums[output] += value;

@@ -36,6 +36,46 @@ void double_up(i64 kernel, i64 gap, const typename Op::In* from, i64 n, typename
   }
 }
 
+// Whether neighbours are doubled in registers: where one instruction slides the lanes of two
+// vectors, and loads across the end of a cache line are slow.
+template <class Op>
+inline constexpr bool kDoublesInRegisters =
+    kVectorBytes == 64 && std::is_same_v<typename Op::In, float> && !Op::kMayBeNaN;
+
+// The same for kernels below 32. Reads a row once, from its last vector to its first.
+template <class Op>
+POOLGRAD_LOOP void double_in_registers(i64 kernel, const float* from, i64 n, typename Op::Row to) {
+  constexpr i64 W = kLanesOf<float>;
+  using V = Vec<float, static_cast<int>(W)>;
+  using Part = typename Op::template Part<V>;
+  V inputs{};                // the vector that follows, and
+  Part pairs{}, later[3]{};  // its partial reductions: of 2; of 4, 8 and 16 inputs
+  for (i64 i = (n + kernel - 2) / W * W; i >= 0; i -= W) {
+    const V here = load<V>(from + i);
+    Part part = Op::template part_of<Part>(here, 0), sum = part;
+    i64 done = Op::kIdempotent ? 0 : kernel % kMaxFolded;  // inputs that `sum` holds
+    POOLGRAD_UNROLL
+    for (u32 t = 1; t < (Op::kIdempotent ? 2 : kMaxFolded); ++t) {
+      if (done == t) sum = part;
+      Op::merge(part, Op::template part_of<Part>(slide(here, inputs, t), t), 0);
+    }
+    inputs = here;
+    if constexpr (Op::kIdempotent)
+      Op::merge(part, Op::slide(part, std::exchange(pairs, part), 2), 2);
+    POOLGRAD_UNROLL
+    for (u32 k = 0, size = kMaxFolded; size <= kernel; ++k, size *= 2) {
+      if (Op::kIdempotent ? 2 * size > kernel : (kernel & size) != 0) {
+        const i64 by = Op::kIdempotent ? kernel - size : done;  // idempotent: the two may overlap
+        if (Op::kIdempotent || done == 0) sum = part;
+        if (by > 0) Op::merge(sum, Op::slide(part, later[k], by), static_cast<u32>(by));
+        done += size;
+      }
+      Op::merge(part, Op::slide(part, std::exchange(later[k], part), size), size);
+    }
+    if (i < n) Op::put(to, i, sum);
+  }
+}
+
 // Whether rows are reduced by log-step doubling. They are then copied between padding. Not where
 // windows are larger than the input: the order of a sum must not depend on the padding.
 inline bool doubles_along(const Axis& width) {
@@ -59,7 +99,10 @@ class WidthReduction {
         doubles_(doubles_along(plan.axis[2])),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, options), arena),
         step_(reader_.step()),
-        data_(arena.take<const char*>(planes)) {
+        data_(arena.take<const char*>(planes)),
+        converts_(planes > 1 && plan.in_plane() <= kMaxConverted && plan.axis[0].in == 1 &&
+                  x.width == 1 && x.height == plan.axis[2].in && reader_.is_convertible()),
+        converted_(arena.take<T>(converts_ ? planes * plan.in_plane() : 0)) {
     const Axis& a = plan.axis[2];
     const i64 outputs = tile.hi[2] - tile.lo[2], covered = covered_length(a, outputs);
     origin_ = tile.lo[2] * a.stride - a.lo;
@@ -74,7 +117,7 @@ class WidthReduction {
     dense_ = in_vectors(((planes - 1) * spacing_ * a.stride + (outputs - 1) * a.stride + 1) *
                         plan.inner);
     const i64 reached = reach(a) * plan.inner;
-    padded_length_ = dense_ + reached;
+    padded_length_ = in_vectors(dense_ + reached);
     piece_ = in_vectors(larger(kPieceElements, 2 * reached));
     padded_ = arena.take<T>(padded_length_);
     partial_ = Op::take(arena, smaller(piece_, dense_) + reached);
@@ -90,6 +133,8 @@ class WidthReduction {
     std::copy(data, data + planes, data_);
     planes_ = planes;
     reader_.start(data[0]);
+    for (i64 k = 0; converts_ && k < planes; ++k)
+      reader_.convert(data[k], p_.in_plane(), converted_ + k * p_.in_plane());
     if (doubles_) std::fill(padded_, padded_ + padded_length_, Op::kFill);
   }
 
@@ -104,8 +149,9 @@ class WidthReduction {
  private:
   static constexpr int W = static_cast<int>(kLanesOf<T>);
   static constexpr bool kNeedsFinite = requires { requires Op::kNeedsFinite; };
-  // Elements of a row that are doubled at a time, so that they stay in the first cache.
-  static constexpr i64 kPieceElements = 1 << 10;
+  // Elements of a row that are doubled at a time, so that they stay in the first cache; of planes
+  // that are converted as a whole.
+  static constexpr i64 kPieceElements = 1 << 10, kMaxConverted = 1 << 12;
 
   // The loops over rows compute whole vectors.
   static i64 in_vectors(i64 n) { return ceil_div(n, W) * W; }
@@ -120,6 +166,7 @@ class WidthReduction {
     using V = Vec<T, W>;
     const auto step = [&](i64 i) {
       const V inputs = load<V>(from + i);
+      prefetch(from + i + kPrefetchElements<T>);
       store(to + i, inputs);
       if constexpr (kNeedsFinite) sum += inputs;
     };
@@ -137,13 +184,18 @@ class WidthReduction {
     T* to = padded_ + (valid_.lo - origin_) * inner;
     Vec<T, W> sum{};
     for (i64 k = 0; k < planes_; ++k, to += plane_step()) {
-      if (planes_ > 1) reader_.start(data_[k]);
-      const T* from = reader_.row(d, h) + valid_.lo * step_;
+      const T* from = input_row(k, d, h) + valid_.lo * step_;
       if (step_ == inner) copy(from, to, columns * inner, sum);
       else
         for (i64 c = 0; c < columns; ++c) copy(from + c * step_, to + c * inner, inner, sum);
     }
     return !kNeedsFinite || !any(sum - sum != T(0));
+  }
+  const T* input_row(i64 k, i64 d, i64 h) {
+    if (converts_) return converted_ + k * p_.in_plane() + h * p_.axis[2].in;
+    if (planes_ == 1) return reader_.row(d, h);
+    reader_.start(data_[k]);
+    return reader_.direct() ? reader_.at(d, h) : reader_.row(d, h);
   }
   // Elements from one plane to the next in a row of inputs.
   i64 plane_step() const { return spacing_ * p_.axis[2].stride * p_.inner; }
@@ -160,7 +212,11 @@ class WidthReduction {
     const Axis& a = p_.axis[2];
     const i64 inner = p_.inner;
     const Row dense = a.stride > 1 ? spaced_ : into;
-    for (i64 begin = 0; begin < dense_; begin += piece_) {
+    const bool in_registers = kDoublesInRegisters<Op> && a.dilation * inner == 1 && a.kernel < 32;
+    if constexpr (kDoublesInRegisters<Op>) {
+      if (in_registers) double_in_registers<Op>(a.kernel, padded_, dense_, dense);
+    }
+    for (i64 begin = 0; !in_registers && begin < dense_; begin += piece_) {
       poolgrad::double_up<Op>(a.kernel, a.dilation * inner, padded_ + begin,
                               smaller(piece_, dense_ - begin), partial_, Op::at(dense, begin));
     }
@@ -223,7 +279,9 @@ class WidthReduction {
   const bool doubles_;
   Reader<T> reader_;
   const i64 step_;
-  const char** data_;  // of the planes
+  const char** data_;    // of the planes
+  const bool converts_;  // planes are converted as a whole: their rows are short
+  T* const converted_;
   i64 planes_ = 1, spacing_ = 0, length_ = 0;
   // For log-step doubling:
   i64 origin_ = 0;  // input column of tap 0 of the first window

@@ -5,7 +5,6 @@
 #include "forward/selecting_units.hpp"
 #include "forward/separable.hpp"
 #include "forward/split_ties.hpp"
-#include "forward/zero_ties.hpp"
 #include "geometry/partition.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
@@ -41,17 +40,17 @@ struct SeparableState {
 
 // Separable filtering. Where rows are doubled, inputs are reduced as if they were finite, and again
 // if one is not.
-template <class A, bool WithRoutes>
+template <class A, bool WithRoutes, class Route = u32>
 void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which) {
   const Plan& p = *work.plan;
-  using Op = Max<A, WithRoutes>;
-  using Fast = Max<A, WithRoutes, kFloat<A> && !kSpecialised<A>>;
+  using Op = Max<A, WithRoutes, kFloat<A>, Route>;
+  using Fast = Max<A, WithRoutes, kFloat<A> && !kSpecialised<A>, Route>;
   const i64 flips = flips_of<A>(which, x.dtype);
   const bool has_empty = WithRoutes && has_empty_windows(p);
-  const bool assume_finite = doubles_along(p.axis[2]);
   const Batch batch = Separable<Op>::batch(p);
   Plan part = p;
   part.inner = batch.channels;
+  const bool assume_finite = doubles_along(p.axis[2]);
   over_tiles<Tile>(
       work,
       [&](const Tile& tile, Arena& arena) {
@@ -66,7 +65,10 @@ void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which
                                 for (i64 k = 0; has_empty && k < planes; ++k)
                                   route_empty(part, tile, od, oh, row.r + k * windows.spacing());
                                 write_segments(y, row.v, segments);
-                                if constexpr (WithRoutes) store_routes(row.r, routes, segments);
+                                if constexpr (sizeof(Route) == 1)
+                                  write_segments(routes, row.r, segments);
+                                else if constexpr (WithRoutes)
+                                  store_routes(row.r, routes, segments);
                               });
           };
           if (!assume_finite || !run(state.fast)) run(state.exact);
@@ -86,8 +88,12 @@ void select(const Work& work, Select which, const View& x, Dense y, Dense routes
   }
   by_order(x.dtype, [&](auto a) {
     using A = decltype(a);
-    if (routes.data) reduce<A, true>(work, x, y, routes, which);
-    else reduce<A, false>(work, x, y, routes, which);
+    // With AVX-512 one instruction widens or narrows tap indices.
+    constexpr bool narrow = kSpecialised<A> && kVectorBytes == 64;
+    using Route = std::conditional_t<narrow, std::uint8_t, u32>;
+    if (!routes.data) reduce<A, false>(work, x, y, routes, which);
+    else if (routes.dtype == Dtype::uint8) reduce<A, true, Route>(work, x, y, routes, which);
+    else reduce<A, true>(work, x, y, routes, which);
   });
 }
 
@@ -98,7 +104,12 @@ void forward(const Work& whole, Select which, const View& x, Dense y, Dense rout
   select(work, which, x, y, routes);
   // Extremes of integers have no gradient.
   const bool has_gradient = is_floating(x.dtype) || which == Select::median;
-  if (zero_ties && routes.data && has_gradient) route_ties_nowhere(work, x, y, routes);
+  if (!zero_ties || !routes.data || !has_gradient) return;
+  by_order(x.dtype, [&](auto a) {
+    using Rows = TieRows<decltype(a)>;
+    over_states<Tile, Rows>(
+        work, true, [&](Rows& rows, i64 plane) { rows.route_ties_nowhere(x, y, routes, plane); });
+  });
 }
 
 void split_winners(const Work& work, Select which, const View& x, const View& y,

@@ -23,7 +23,7 @@ class Separable {
   // planes of outputs are stored. Some channels of a pixel are reduced at a time, so that blocks of
   // rows stay in the second cache.
   static Batch batch(const Plan& p) {
-    constexpr i64 kShort = 256, kLong = 512, kChannels = 16, kBlockBytes = 1 << 19;
+    constexpr i64 kShort = 256, kLong = 1024, kChannels = 16, kBlockBytes = 1 << 21;
     const Axis &depth = p.axis[0], &height = p.axis[1], &width = p.axis[2];
     if (!doubles_along(width)) return {1, p.inner};
     const i64 n = covered_length(width, width.out);

@@ -20,12 +20,12 @@ constexpr T highest() {
 
 // The maximum. A later input wins only if it is greater, so the first of equal inputs wins; a NaN
 // wins over everything before it, so the last NaN wins. WithRoutes: tap indices are computed, too.
-// NaNs: inputs may be NaN.
-template <class T, bool WithRoutes, bool NaNs = kFloat<T>>
-struct Max : Rows<Max<T, WithRoutes, NaNs>, T, WithRoutes> {
-  using Row = ValuesAndTaps<T>;
+// NaNs: inputs may be NaN. Route: the type of tap indices in memory.
+template <class T, bool WithRoutes, bool NaNs = kFloat<T>, class Route = u32>
+struct Max : Rows<Max<T, WithRoutes, NaNs, Route>, T, WithRoutes, Route> {
+  using Row = ValuesAndTaps<T, Route>;
 
-  static constexpr bool kIdempotent = true;
+  static constexpr bool kIdempotent = true, kMayBeNaN = NaNs;
   static constexpr bool kNeedsFinite = kFloat<T> && !NaNs;  // an infinity may equal the fill
   static constexpr T kFill = lowest<T>();  // the result only if all inputs equal it
   static bool may_be_padding(Row row, i64 n) {
@@ -99,7 +99,7 @@ struct Max : Rows<Max<T, WithRoutes, NaNs>, T, WithRoutes> {
       for (i64 i = 0; i < taps; ++i) t = from[i] != from[i] ? i : t;
     }
     to.v[0] = from[t];
-    if constexpr (WithRoutes) to.r[0] = tap + static_cast<u32>(t);
+    if constexpr (WithRoutes) to.r[0] = static_cast<Route>(tap + static_cast<u32>(t));
   }
 };
 
@@ -208,10 +208,12 @@ inline bool has_empty_windows(const Plan& p) {
 }
 
 // Sets the routes of windows of row (od, oh) that hold no input to kNowhere.
-inline void route_empty(const Plan& p, const Tile& tile, i64 od, i64 oh, u32* r) {
+template <class Route>
+void route_empty(const Plan& p, const Tile& tile, i64 od, i64 oh, Route* r) {
   const bool none = span_of(p.axis[0], od).taps == 0 || span_of(p.axis[1], oh).taps == 0;
   for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o, r += p.inner) {
-    if (none || span_of(p.axis[2], o).taps == 0) std::fill(r, r + p.inner, kNowhere);
+    if (none || span_of(p.axis[2], o).taps == 0)
+      std::fill(r, r + p.inner, static_cast<Route>(kNowhere));
   }
 }
 

@@ -9,20 +9,20 @@
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
-template <class T>
+template <class T, class Route>
 struct ValuesAndTaps {
   T* v;
-  u32* r = nullptr;
+  Route* r = nullptr;
 };
 
 // What operators on rows share. Op provides kFill, the result of windows without an input;
 // merge(part, later part, taps), where the tap indices of the later part are shifted by `taps`; and
-// reduce_across_lanes(). WithRoutes: there are tap indices.
-template <class Op, class T, bool WithRoutes>
+// reduce_across_lanes(). WithRoutes: there are tap indices, in memory of type Route.
+template <class Op, class T, bool WithRoutes, class Route = u32>
 struct Rows {
   using In = T;
-  using Row = ValuesAndTaps<T>;
-  static constexpr i64 kElementBytes = sizeof(T) + (WithRoutes ? sizeof(u32) : 0);
+  using Row = ValuesAndTaps<T, Route>;
+  static constexpr i64 kElementBytes = sizeof(T) + (WithRoutes ? sizeof(Route) : 0);
 
   // A vector of a row.
   template <class V>
@@ -32,7 +32,7 @@ struct Rows {
   };
 
   static Row take(Arena& arena, i64 n) {
-    return {arena.take<T>(n), WithRoutes ? arena.take<u32>(n) : nullptr};
+    return {arena.take<T>(n), WithRoutes ? arena.take<Route>(n) : nullptr};
   }
   static Row at(Row row, i64 offset) {
     return {row.v + offset, WithRoutes ? row.r + offset : nullptr};
@@ -41,7 +41,7 @@ struct Rows {
   // Sets what windows without an input have.
   POOLGRAD_LOOP static void clear(Row row, i64 n) {
     std::fill(row.v, row.v + n, Op::kFill);
-    if constexpr (WithRoutes) std::fill(row.r, row.r + n, kNowhere);
+    if constexpr (WithRoutes) std::fill(row.r, row.r + n, static_cast<Route>(kNowhere));
   }
 
   // A vector of inputs with the same tap index.
@@ -55,13 +55,22 @@ struct Rows {
   template <class P>
   POOLGRAD_INLINE static P get(Row from, i64 i, u32 taps) {
     P part{load<decltype(P::v)>(from.v + i)};
-    if constexpr (WithRoutes) part.r = load<decltype(P::r)>(from.r + i) + taps;
+    constexpr int W = static_cast<int>(sizeof(part.v) / sizeof(T));
+    if constexpr (WithRoutes) part.r = convert<u32>(load<Vec<Route, W>>(from.r + i)) + taps;
     return part;
   }
   template <class P>
   POOLGRAD_INLINE static void put(Row to, i64 i, const P& part) {
     store(to.v + i, part.v);
-    if constexpr (WithRoutes) store(to.r + i, part.r);
+    if constexpr (WithRoutes) store(to.r + i, convert<Route>(part.r));
+  }
+
+  // Elements by, by + 1, ... of two neighbouring vectors.
+  template <class P>
+  POOLGRAD_INLINE static P slide(const P& a, const P& b, i64 by) {
+    P both{poolgrad::slide(a.v, b.v, by)};
+    if constexpr (WithRoutes) both.r = poolgrad::slide(a.r, b.r, by);
+    return both;
   }
 
   static void copy_strided(Row to, Row from, i64 n, i64 inner, i64 step) {

@@ -10,9 +10,9 @@ namespace poolgrad::inline POOLGRAD_ISA {
 // The sum of the inputs of a window.
 template <class A>
 struct Sum : Rows<Sum<A>, A, false> {
-  using Row = ValuesAndTaps<A>;
+  using Row = ValuesAndTaps<A, u32>;
 
-  static constexpr bool kIdempotent = false;
+  static constexpr bool kIdempotent = false, kMayBeNaN = false;
   static constexpr A kFill = A(0);
   static bool may_be_padding(Row, i64) { return false; }
 

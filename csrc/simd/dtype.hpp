@@ -233,10 +233,12 @@ POOLGRAD_LOOP void narrow_run(const A* from, S* to, i64 n, bool is_boolean = fal
   } else {
     constexpr A lowest = static_cast<A>(std::numeric_limits<S>::lowest());
     const A highest = is_boolean ? A(1) : static_cast<A>(std::numeric_limits<S>::max());
-    for (i64 i = 0; i < n; ++i) {
-      const A v = from[i] > lowest ? from[i] : lowest;
-      to[i] = static_cast<S>(v < highest ? v : highest);
-    }
+    using Integer = std::conditional_t<sizeof(A) == 4, std::int32_t, i64>;
+    overlapping_lanes<A>(n, [&](auto w, i64 i) {
+      using V = Vec<A, w()>;
+      const V v = load<V>(from + i), above = v > lowest ? v : V{} + lowest;
+      store(to + i, convert<S>(convert<Integer>(above < highest ? above : V{} + highest)));
+    });
   }
 }
 

@@ -300,6 +300,21 @@ POOLGRAD_INLINE void store_interleaved(T* to, V even, V odd) {
   }
 }
 
+// Lanes by, by + 1, ... of the concatenation of two vectors, of 16 lanes with AVX-512.
+template <class V>
+POOLGRAD_INLINE V slide(V a, V b, i64 by) {
+#if defined(__AVX512F__)
+  const auto lanes =
+      Vec<int, 16>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + static_cast<int>(by);
+  return reinterpret_cast<V>(_mm512_permutex2var_epi32(reinterpret_cast<__m512i>(a),
+                                                       reinterpret_cast<__m512i>(lanes),
+                                                       reinterpret_cast<__m512i>(b)));
+#else
+  const V both[2] = {a, b};
+  return load<V>(reinterpret_cast<const char*>(both) + by * static_cast<i64>(sizeof(a[0])));
+#endif
+}
+
 // Transposes a square of W vectors of W lanes; each step rotates the bits of (row, lane) by one.
 template <class V, int W>
 POOLGRAD_INLINE void transpose(V (&square)[W]) {
