@@ -88,7 +88,7 @@ void draw_tile(const Plan& p, const Tile& tile, DrawState<A>& state, const View&
       });
       const i64 first = plane + p.output_index(od, oh, tile.lo[2]);
       write(y, first, state.y, windows.length());
-      if (routes.data) store_routes(state.routes, routes, first, windows.length());
+      if (routes.data) write(routes, first, state.routes, windows.length());
     }
   }
 }

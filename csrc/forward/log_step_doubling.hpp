@@ -7,13 +7,61 @@
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
+// Whether neighbours are doubled in registers: where one instruction slides the lanes of two
+// vectors, and loads across the end of a cache line are slow.
+template <class Op>
+inline constexpr bool kDoublesInRegisters =
+    kVectorBytes == 64 && std::is_same_v<typename Op::In, float> && !Op::kMayBeNaN;
+
+// Reduces windows of `kernel` neighbours, less than 64, at n positions. Reads a row once, from its
+// last vector to its first.
+template <class Op>
+POOLGRAD_LOOP void double_in_registers(i64 kernel, const float* from, i64 n, typename Op::Row to) {
+  constexpr i64 W = kLanesOf<float>;
+  using V = Vec<float, static_cast<int>(W)>;
+  using Part = typename Op::template Part<V>;
+  V inputs{};                // the vector that follows, and
+  Part pairs{}, later[4]{};  // its partial reductions: of 2; of 4, 8, 16 and 32 inputs
+  Part beyond{};             // those of 32 inputs of the vector after it
+  for (i64 i = (n + kernel - 2) / W * W; i >= 0; i -= W) {
+    const V here = load<V>(from + i);
+    Part part = Op::template part_of<Part>(here, 0), sum = part;
+    i64 done = Op::kIdempotent ? 0 : kernel % kMaxFolded;  // inputs that `sum` holds
+    POOLGRAD_UNROLL
+    for (u32 t = 1; t < (Op::kIdempotent ? 2 : kMaxFolded); ++t) {
+      if (done == t) sum = part;
+      Op::merge(part, Op::template part_of<Part>(slide(here, inputs, t), t), 0);
+    }
+    inputs = here;
+    if constexpr (Op::kIdempotent)
+      Op::merge(part, Op::slide(part, std::exchange(pairs, part), 2), 2);
+    POOLGRAD_UNROLL
+    for (u32 k = 0, size = kMaxFolded; size <= kernel; ++k, size *= 2) {
+      if (Op::kIdempotent ? 2 * size > kernel : (kernel & size) != 0) {
+        const i64 by = Op::kIdempotent ? kernel - size : done;  // idempotent: the two may overlap
+        if (Op::kIdempotent || done == 0) sum = part;
+        const Part far = size > W && by >= W ? Op::slide(later[k], beyond, by - W)
+                                             : Op::slide(part, later[k], by);
+        if (by > 0) Op::merge(sum, far, static_cast<u32>(by));
+        done += size;
+      }
+      if (size > W) beyond = later[k];
+      Op::merge(part, Op::slide(part, std::exchange(later[k], part), size), size);
+    }
+    if (i < n) Op::put(to, i, sum);
+  }
+}
+
 // Reduces windows of `kernel` inputs, `gap` elements apart, at `n` neighbouring positions.
 // `partial`: memory for n + (kernel - 4) * gap partial reductions. The kernel is greater than 4.
 template <class Op>
 void double_up(i64 kernel, i64 gap, const typename Op::In* from, i64 n, typename Op::Row partial,
                typename Op::Row to) {
   using Row = typename Op::Row;
-  i64 size = kMaxFolded;                           // inputs that each element of `partial` holds
+  i64 size = kMaxFolded;  // inputs that each element of `partial` holds
+  if constexpr (kDoublesInRegisters<Op>) {
+    if (gap == 1 && kernel < 64) return double_in_registers<Op>(kernel, from, n, to);
+  }
   i64 done = Op::kIdempotent ? 0 : kernel % size;  // inputs that each element of `to` holds
   if (done > 0) Op::fold_inputs(to, n, from, 1, gap, done, 0);
   Op::fold_taps(partial, n + (kernel - size) * gap, from, StrideOne{gap}, 0, Const<kMaxFolded>{},
@@ -33,46 +81,6 @@ void double_up(i64 kernel, i64 gap, const typename Op::In* from, i64 n, typename
     const i64 rest = kernel - size;
     const Row both[2] = {partial, Op::at(partial, rest * gap)};
     Op::fold_rows(to, n, both, 0, rest, 2, true);
-  }
-}
-
-// Whether neighbours are doubled in registers: where one instruction slides the lanes of two
-// vectors, and loads across the end of a cache line are slow.
-template <class Op>
-inline constexpr bool kDoublesInRegisters =
-    kVectorBytes == 64 && std::is_same_v<typename Op::In, float> && !Op::kMayBeNaN;
-
-// The same for kernels below 32. Reads a row once, from its last vector to its first.
-template <class Op>
-POOLGRAD_LOOP void double_in_registers(i64 kernel, const float* from, i64 n, typename Op::Row to) {
-  constexpr i64 W = kLanesOf<float>;
-  using V = Vec<float, static_cast<int>(W)>;
-  using Part = typename Op::template Part<V>;
-  V inputs{};                // the vector that follows, and
-  Part pairs{}, later[3]{};  // its partial reductions: of 2; of 4, 8 and 16 inputs
-  for (i64 i = (n + kernel - 2) / W * W; i >= 0; i -= W) {
-    const V here = load<V>(from + i);
-    Part part = Op::template part_of<Part>(here, 0), sum = part;
-    i64 done = Op::kIdempotent ? 0 : kernel % kMaxFolded;  // inputs that `sum` holds
-    POOLGRAD_UNROLL
-    for (u32 t = 1; t < (Op::kIdempotent ? 2 : kMaxFolded); ++t) {
-      if (done == t) sum = part;
-      Op::merge(part, Op::template part_of<Part>(slide(here, inputs, t), t), 0);
-    }
-    inputs = here;
-    if constexpr (Op::kIdempotent)
-      Op::merge(part, Op::slide(part, std::exchange(pairs, part), 2), 2);
-    POOLGRAD_UNROLL
-    for (u32 k = 0, size = kMaxFolded; size <= kernel; ++k, size *= 2) {
-      if (Op::kIdempotent ? 2 * size > kernel : (kernel & size) != 0) {
-        const i64 by = Op::kIdempotent ? kernel - size : done;  // idempotent: the two may overlap
-        if (Op::kIdempotent || done == 0) sum = part;
-        if (by > 0) Op::merge(sum, Op::slide(part, later[k], by), static_cast<u32>(by));
-        done += size;
-      }
-      Op::merge(part, Op::slide(part, std::exchange(later[k], part), size), size);
-    }
-    if (i < n) Op::put(to, i, sum);
   }
 }
 
@@ -212,11 +220,7 @@ class WidthReduction {
     const Axis& a = p_.axis[2];
     const i64 inner = p_.inner;
     const Row dense = a.stride > 1 ? spaced_ : into;
-    const bool in_registers = kDoublesInRegisters<Op> && a.dilation * inner == 1 && a.kernel < 32;
-    if constexpr (kDoublesInRegisters<Op>) {
-      if (in_registers) double_in_registers<Op>(a.kernel, padded_, dense_, dense);
-    }
-    for (i64 begin = 0; !in_registers && begin < dense_; begin += piece_) {
+    for (i64 begin = 0; begin < dense_; begin += piece_) {
       poolgrad::double_up<Op>(a.kernel, a.dilation * inner, padded_ + begin,
                               smaller(piece_, dense_ - begin), partial_, Op::at(dense, begin));
     }

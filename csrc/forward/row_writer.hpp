@@ -12,7 +12,10 @@ namespace poolgrad::inline POOLGRAD_ISA {
 // dtype. nontemporal: with non-temporal stores.
 template <class T>
 POOLGRAD_INLINE void put(const Dense& to, i64 first, const T* from, i64 n, bool nontemporal) {
-  if (!has_type<T>(to)) return write(to, first, from, n);
+  if (!has_type<T>(to)) {
+    prefetch(elements_of<char>(to, (first + kPrefetchElements<T>)*size_of(to.dtype)));
+    return write(to, first, from, n);
+  }
   T* at = elements_of<T>(to, first);
   overlapping_lanes<T>(n, [&](auto w, i64 i) {
     const auto values = load<Vec<T, w()>>(from + i);

@@ -10,14 +10,6 @@
 namespace poolgrad::inline POOLGRAD_ISA {
 namespace {
 
-POOLGRAD_LOOP void store_routes(const u32* from, Dense to, const Segments& s) {
-  for (i64 k = 0; k < s.count; ++k, from += s.from_spacing) {
-    const i64 first = s.first + k * s.to_spacing;
-    prefetch(elements_of<char>(to, (first + kPrefetchElements<u32>)*size_of(to.dtype)));
-    store_routes(from, to, first, s.length);
-  }
-}
-
 // Per-task state. Op: the reduction; Fast: the reduction of finite inputs.
 template <class Op, class Fast>
 struct SeparableState {
@@ -65,10 +57,7 @@ void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which
                                 for (i64 k = 0; has_empty && k < planes; ++k)
                                   route_empty(part, tile, od, oh, row.r + k * windows.spacing());
                                 write_segments(y, row.v, segments);
-                                if constexpr (sizeof(Route) == 1)
-                                  write_segments(routes, row.r, segments);
-                                else if constexpr (WithRoutes)
-                                  store_routes(row.r, routes, segments);
+                                if constexpr (WithRoutes) write_segments(routes, row.r, segments);
                               });
           };
           if (!assume_finite || !run(state.fast)) run(state.exact);

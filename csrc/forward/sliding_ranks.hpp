@@ -145,7 +145,7 @@ class SlidingRanks {
     const i64 outputs = tile_.hi[2] - tile_.lo[2], n = p_.inner == 1 ? outputs : 1;
     for (i64 o = 0; o < outputs; o += n) {
       write(y_, first + o * p_.inner, values_ + o, n);
-      if (routes_.data) store_routes(taps_ + o, routes_, first + o * p_.inner, n);
+      if (routes_.data) write(routes_, first + o * p_.inner, taps_ + o, n);
     }
   }
 

@@ -119,9 +119,9 @@ class AxisReduction {
       };
       if (rows.lo < rows.hi) extend(std::true_type{}, rows.hi - 1);
       for (i64 row = rows.hi - 2; row >= rows.lo; --row) extend(std::false_type{}, row);
-      // inner: the window consists of a suffix from `row` on and of a prefix of several rows
+      // inner: the window consists of a suffix and of a prefix of several rows
       const auto reduce = [&](auto inner, i64 row) __attribute__((always_inline)) {
-        const i64 read = row - 1, suffix = inner ? row : larger(row, rows.lo);
+        const i64 read = row - 1, suffix = larger(row, rows.lo);
         POOLGRAD_UNROLL
         for (i64 k = 0; k < kCount; ++k) {
           const i64 at = i + k * W;
@@ -141,7 +141,7 @@ class AxisReduction {
           if (inner || row >= windows.lo) Op::put(block, row * pitch + at, whole);
         }
       };
-      const i64 inner_lo = smaller(windows.hi, larger(larger(windows.lo, rows.lo), added.lo + 2));
+      const i64 inner_lo = smaller(windows.hi, larger(windows.lo, added.lo + 2));
       const i64 inner_hi = smaller(windows.hi, smaller(rows.hi, added.hi + 1));
       for (i64 row = smaller(windows.lo, added.lo + 1); row < windows.hi; ++row) {
         for (; row >= inner_lo && row < inner_hi; ++row) reduce(std::true_type{}, row);

@@ -180,23 +180,6 @@ struct SmallMax : RegisterMax<SmallMax<T, WithRoutes, NaNs>, T, WithRoutes> {
   }
 };
 
-// Stores the first `lanes` lanes of `best_tap` as routes `first`, `first` + 1, ... kNowhere becomes
-// the largest number of the route's type.
-template <class P>
-POOLGRAD_INLINE void put_routes(P best_tap, const Dense& to, i64 first, i64 lanes) {
-  if (to.dtype == Dtype::uint8)
-    store_first(elements_of<std::uint8_t>(to, first), convert<std::uint8_t>(best_tap), lanes);
-  else if (to.dtype == Dtype::uint16)
-    store_first(elements_of<std::uint16_t>(to, first), convert<std::uint16_t>(best_tap), lanes);
-  else store_first(elements_of<u32>(to, first), best_tap, lanes);
-}
-
-// Stores a row of routes.
-POOLGRAD_LOOP inline void store_routes(const u32* from, const Dense& to, i64 first, i64 n) {
-  overlapping_lanes<u32>(
-      n, [&](auto w, i64 i) { put_routes(load<Vec<u32, w()>>(from + i), to, first + i, w()); });
-}
-
 inline bool has_empty_windows(const Plan& p) {
   for (const Axis& a : p.axis) {
     for (i64 o = 0; o < a.out; ++o) {
