@@ -85,13 +85,9 @@ class GatherShares {
     i64 at = plane * p_.in_plane() + first_input(p_, tile_);
     for (i64 d = tile_.lo[0]; d < tile_.hi[0]; ++d) {
       for (i64 h = tile_.lo[1]; h < tile_.hi[1]; ++h, at += n_) {
-        if (repeats_ && h > tile_.lo[1] && has_same_outputs(h)) {
-          gx_.put(at, row_, n_, nontemporal_);
-          continue;
-        }
-        T* to = repeats_ ? row_ : gx_.reserve(at, n_);
-        add_along_width(sum_rows(d, h), to);
-        if (repeats_) gx_.put(at, row_, n_, nontemporal_);
+        const bool again = repeats_ && h > tile_.lo[1] && has_same_outputs(h);
+        if (!again) add_along_width(sum_rows(d, h), repeats_ ? row_ : gx_.reserve(at, n_));
+        if (repeats_) gx_.put(at, row_, n_, nontemporal_, again);
       }
     }
   }

@@ -160,12 +160,12 @@ class RegisterBlockedBackward {
     if (n == 0) return;
     T* const g = gradients_ + line + valid_.lo - first_;
     if (oh < 0 || oh >= p_.axis[1].out) return std::fill(g, g + n, T(0));
-    const auto row = [&](const View& v, const char* plane, auto* buffer) {
-      prefetch_after(v, plane, od, oh, valid_, 1);
-      return row_of(v, plane, 1, od, oh, valid_.lo, valid_.hi, buffer);
-    };
-    const T* const gradients = row(from.gy, from.gradients, g);
     if constexpr (HasRoutes) {
+      const auto row = [&](const View& v, const char* plane, auto* buffer) {
+        prefetch_after(v, plane, od, oh, valid_, 1);
+        return row_of(v, plane, 1, od, oh, valid_.lo, valid_.hi, buffer);
+      };
+      const T* const gradients = row(from.gy, from.gradients, g);
       std::uint8_t* const r = routes_ + line + valid_.lo - first_;
       if (gradients != g) copy_run(gradients, g, n);
       if (from.source.dtype == Dtype::uint8) {
@@ -176,7 +176,19 @@ class RegisterBlockedBackward {
         for (i64 i = 0; i < n; ++i) r[i] = static_cast<std::uint8_t>(smaller(routes[i], 0xFF));
       }
     } else {
-      divide_row(gradients, divisors_, static_cast<T>(from.source.of_rows(p_, od, oh)), g, n);
+      const T rows = static_cast<T>(from.source.of_rows(p_, od, oh));
+      const auto divide = [&](auto s) {  // a row of elements of type S, without a converted copy
+        const i64 first = od * from.gy.depth + oh * from.gy.height + valid_.lo;
+        divide_row(reinterpret_cast<const decltype(s)*>(from.gradients) + first, divisors_, rows, g,
+                   n);
+      };
+      prefetch_after(from.gy, from.gradients, od, oh, valid_, 1);
+      if constexpr (sizeof(T) == 4) {
+        if (from.gy.width == 1 && from.gy.dtype == Dtype::float16) return divide(Float16{});
+        if (from.gy.width == 1 && from.gy.dtype == Dtype::bfloat16) return divide(BFloat16{});
+      }
+      divide_row(row_of(from.gy, from.gradients, 1, od, oh, valid_.lo, valid_.hi, g), divisors_,
+                 rows, g, n);
     }
   }
 

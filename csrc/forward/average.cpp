@@ -34,16 +34,6 @@ struct MeanState {
   A* divisors;  // of the row, without the factor that all outputs share
 };
 
-// Divides n sums by their divisors, a factor for all times one for each; y may be `sums`.
-template <class A>
-POOLGRAD_LOOP void divide(const A* sums, const A* divisors, A rows, A* y, i64 n, Quantization to) {
-  lanes<A>(n, [&](auto w, i64 i) {  // no element twice
-    using V = Vec<A, w()>;
-    prefetch(y + i + kPrefetchElements<A>);
-    store(y + i, quotient(V{} + load<V>(sums + i), rows * load<V>(divisors + i), to));
-  });
-}
-
 // The memory of a tile of averages of small windows. Kernels divide sums by `columns_` and `rows_`;
 // these are 1 if averages are quantised, and close() divides.
 template <class A, bool Lines>
@@ -76,7 +66,7 @@ class MeanOutput {
   }
   void close(Target to, i64 n) {
     if (!rounds_) return;
-    divide(to.y, to.columns + length_, to.rows[kMaxBlockedRows], to.y, n, y_.quantization());
+    divide_row(to.y, to.columns + length_, to.rows[kMaxBlockedRows], to.y, n, y_.quantization());
   }
 
  private:
@@ -116,8 +106,9 @@ void average_by_rows(const Work& work, const View& x, Dense y, Divisor divisor,
                        for (i64 k = 0, at = 0; k < s.count; ++k, at += s.from_spacing) {
                          const i64 to = s.first + k * s.to_spacing;
                          A* const means = has_type<A>(y) ? elements_of<A>(y, to) : row.v + at;
-                         divide(row.v + at, state.divisors + at, rows, means, s.length,
-                                y.quantization);
+                         prefetch(means + kPrefetchElements<A>, s.length * i64{sizeof(A)});
+                         divide_row(row.v + at, state.divisors + at, rows, means, s.length,
+                                    y.quantization);
                          if (!has_type<A>(y)) write(y, to, means, s.length);
                        }
                      });

@@ -150,10 +150,12 @@ class Reader {
       flip(from, valid, n, options_.flips);
       from = valid;
     }
-    if (kFloat<A> && options_.windows) {
-      const A rows = static_cast<A>(options_.divisor.of_rows(*options_.windows, d, h));
-      divide_row(from, divisors_, rows, valid, n);
-      from = valid;
+    if constexpr (kFloat<A>) {
+      if (options_.windows) {
+        const A rows = static_cast<A>(options_.divisor.of_rows(*options_.windows, d, h));
+        divide_row(from, divisors_, rows, valid, n);
+        from = valid;
+      }
     }
     if (padded_) {
       if (from != valid) std::memcpy(valid, from, static_cast<std::size_t>(n) * sizeof(A));

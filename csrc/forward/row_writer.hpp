@@ -28,13 +28,11 @@ POOLGRAD_INLINE void put(const Dense& to, i64 first, const T* from, i64 n, bool 
 // Writes rows that are computed in memory order: in place or, if the array has another dtype,
 // through a small buffer.
 template <class T>
-class RowWriter {
+class RowWriter : NonCopyable {
  public:
   // row: elements of the longest row
   RowWriter(Dense to, i64 row, Arena& arena)
       : to_(to), buffer_(to.data && !has_type<T>(to) ? arena.take<T>(row + kChunk) : nullptr) {}
-  RowWriter(const RowWriter&) = delete;
-  RowWriter& operator=(const RowWriter&) = delete;
   ~RowWriter() {
     flush();
     if (nontemporal_) store_fence();
@@ -61,24 +59,25 @@ class RowWriter {
 
   const Quantization& quantization() const { return to_.quantization; }
 
-  // Whether rows are computed in place, in any order.
-  bool in_place() const { return to_.data && !buffer_; }
-
   // Decides whether the array is written with non-temporal stores: if it is large enough, and each
   // row begins and ends with a cache line. Only whole rows may then be written. row: elements of a
   // row; bytes: of the array.
   bool choose_nontemporal(i64 row, i64 bytes) {
     const auto lines = [](auto n) { return n % kLineBytes == 0; };
-    nontemporal_ = in_place() && lines(reinterpret_cast<std::uintptr_t>(to_.data)) &&
+    nontemporal_ = to_.data && !buffer_ && lines(reinterpret_cast<std::uintptr_t>(to_.data)) &&
                    lines(row * static_cast<i64>(sizeof(T))) &&
                    uses_nontemporal_stores(static_cast<std::size_t>(bytes));
     return nontemporal_;
   }
 
   // Copies elements first ... first + n to the array. nontemporal: they are a whole row, and
-  // non-temporal stores are used.
-  void put(i64 first, const T* from, i64 n, bool nontemporal = false) {
-    if (to_.data) poolgrad::put(to_, first, from, n, nontemporal);
+  // non-temporal stores are used; again: the n elements before `first` are the same.
+  void put(i64 first, const T* from, i64 n, bool nontemporal, bool again) {
+    const i64 bytes = size_of(to_.dtype);
+    if (!again || has_type<T>(to_)) return poolgrad::put(to_, first, from, n, nontemporal);
+    prefetch(to_.data + first * bytes + kPrefetchBytes, n * bytes);
+    std::memcpy(to_.data + first * bytes, to_.data + (first - n) * bytes,
+                static_cast<std::size_t>(n * bytes));
   }
 
  private:

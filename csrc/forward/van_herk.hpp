@@ -142,7 +142,8 @@ class AxisReduction {
         }
       };
       const i64 inner_lo = smaller(windows.hi, larger(windows.lo, added.lo + 2));
-      const i64 inner_hi = smaller(windows.hi, smaller(rows.hi, added.hi + 1));
+      const i64 inner_hi =
+          rows.lo < rows.hi ? smaller(windows.hi, smaller(rows.hi, added.hi + 1)) : 0;
       for (i64 row = smaller(windows.lo, added.lo + 1); row < windows.hi; ++row) {
         for (; row >= inner_lo && row < inner_hi; ++row) reduce(std::true_type{}, row);
         if (row < windows.hi) reduce(std::false_type{}, row);

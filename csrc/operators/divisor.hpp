@@ -45,13 +45,15 @@ POOLGRAD_INLINE V quotient(V sum, V divisor, const Quantization& to) {
                                                         to.added_after);
 }
 
-// Divides gradients of a row of outputs by their divisors, a factor for all times one for each; g
-// may be `to`.
-template <class T>
-POOLGRAD_LOOP void divide_row(const T* g, const T* divisors, T rows, T* to, i64 n) {
+// Divides n sums or gradients by their divisors, a factor for all times one for each; `from` may be
+// `to`. -0.0 becomes 0.0, as in sums that begin with 0.
+template <class S, class T>
+POOLGRAD_LOOP void divide_row(const S* from, const T* divisors, T rows, T* to, i64 n,
+                              const Quantization& quantization = {}) {
   lanes<T>(n, [&](auto w, i64 i) {  // no element twice
     using V = Vec<T, w()>;
-    store(to + i, load<V>(g + i) / (rows * load<V>(divisors + i)));
+    const V sum = V{} + load_as<w(), T>(from + i);
+    store(to + i, quotient(sum, rows * load<V>(divisors + i), quantization));
   });
 }
 

@@ -6,6 +6,7 @@
 
 #include <limits>
 
+#include "simd/prefetch.hpp"
 #include "simd/vector.hpp"
 
 namespace poolgrad {
@@ -206,14 +207,23 @@ Vec<std::uint16_t, W> narrow_lanes(Float16, Vec<float, W> f) {
 
 #endif
 
+// Loads elements of float, double or a two-byte float as numbers of type A.
+template <int W, class A, class S>
+POOLGRAD_INLINE Vec<A, W> load_as(const S* from) {
+  if constexpr (std::is_same_v<S, A>) return load<Vec<A, W>>(from);
+  else return widen_lanes<W>(S{}, load<Vec<std::uint16_t, W>>(from));
+}
+
 // Converts n elements to the arithmetic type. zero_point: subtracted from integers.
 template <class S, class A>
 POOLGRAD_LOOP void widen_run(const S* from, A* to, i64 n, A zero_point = 0) {
   if constexpr (std::is_same_v<S, A>) {
     std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(A));
   } else if constexpr (std::is_same_v<S, Float16> || std::is_same_v<S, BFloat16>) {
+    const bool is_long = n * i64{sizeof(S)} > kMaxPrefetchedRow;  // others are prefetched by rows
     lanes<A>(n, [&](auto w, i64 i) {
-      store(to + i, widen_lanes<w()>(S{}, load<Vec<std::uint16_t, w()>>(from + i)));
+      if (is_long) prefetch(from + i + kPrefetchElements<S>);
+      store(to + i, load_as<w(), A>(from + i));
     });
   } else {
     for (i64 i = 0; i < n; ++i) to[i] = static_cast<A>(from[i]) - zero_point;

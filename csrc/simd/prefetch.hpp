@@ -5,6 +5,9 @@
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
+// Longer rows are not prefetched as a whole: hardware prefetchers serve them well.
+inline constexpr i64 kMaxPrefetchedRow = 4096;
+
 // Distance of a prefetch from the memory that is read now.
 inline constexpr i64 kPrefetchBytes = 2048;
 template <class T>
@@ -24,8 +27,7 @@ POOLGRAD_INLINE void prefetch(const void* at) {
   __builtin_prefetch(static_cast<const char*>(at) + kPageBytes, 0, 2);
 }
 POOLGRAD_INLINE void prefetch(const void* at, i64 bytes) {
-  constexpr i64 kMaxBytes = 4096;  // hardware prefetchers serve longer rows well
-  if (bytes > kMaxBytes) return;
+  if (bytes > kMaxPrefetchedRow) return;
   for (i64 i = 0; i < bytes; i += 64) prefetch(static_cast<const char*>(at) + i);
 }
 
