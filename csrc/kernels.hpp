@@ -50,7 +50,7 @@ struct RouteKernels {
   void (*indices)(const Work&, const View& routes, i64* indices);
   void (*split_backward)(const Work&, const View& gy, const std::uint8_t* winners, Dense gx);
   void (*split_jvp)(const Work&, const View& tangent, const std::uint8_t* winners, Dense y);
-  // Return false and store an invalid index if an index is outside its plane.
+  // Return false and store an invalid index, without a result, if an index is outside its plane.
   bool (*unpool)(const Work&, const View& x, const View& indices, Dense y, i64* invalid);
   bool (*unpool_backward)(const Work&, const View& gy, const View& indices, Dense gx, i64* invalid);
 };

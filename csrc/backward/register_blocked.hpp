@@ -176,11 +176,10 @@ class RegisterBlockedBackward {
         for (i64 i = 0; i < n; ++i) r[i] = static_cast<std::uint8_t>(smaller(routes[i], 0xFF));
       }
     } else {
-      const T rows = static_cast<T>(from.source.of_rows(p_, od, oh));
+      const T row = static_cast<T>(from.source.of_rows(p_, od, oh));
       const auto divide = [&](auto s) {  // a row of elements of type S, without a converted copy
-        const i64 first = od * from.gy.depth + oh * from.gy.height + valid_.lo;
-        divide_row(reinterpret_cast<const decltype(s)*>(from.gradients) + first, divisors_, rows, g,
-                   n);
+        const i64 at = od * from.gy.depth + oh * from.gy.height + valid_.lo;
+        divide_row(reinterpret_cast<const decltype(s)*>(from.gradients) + at, divisors_, row, g, n);
       };
       prefetch_after(from.gy, from.gradients, od, oh, valid_, 1);
       if constexpr (sizeof(T) == 4) {
@@ -188,7 +187,7 @@ class RegisterBlockedBackward {
         if (from.gy.width == 1 && from.gy.dtype == Dtype::bfloat16) return divide(BFloat16{});
       }
       divide_row(row_of(from.gy, from.gradients, 1, od, oh, valid_.lo, valid_.hi, g), divisors_,
-                 rows, g, n);
+                 row, g, n);
     }
   }
 

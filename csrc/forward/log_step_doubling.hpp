@@ -11,7 +11,7 @@ namespace poolgrad::inline POOLGRAD_ISA {
 // vectors, and loads across the end of a cache line are slow.
 template <class Op>
 inline constexpr bool kDoublesInRegisters =
-    kVectorBytes == 64 && std::is_same_v<typename Op::In, float> && !Op::kMayBeNaN;
+    kVectorBytes == 64 && std::is_same_v<typename Op::In, float> && !Op::kChecksNaN;
 
 // Reduces windows of `kernel` neighbours, less than 64, at n positions. Reads a row once, from its
 // last vector to its first.
@@ -201,9 +201,8 @@ class WidthReduction {
   }
   const T* input_row(i64 k, i64 d, i64 h) {
     if (converts_) return converted_ + k * p_.in_plane() + h * p_.axis[2].in;
-    if (planes_ == 1) return reader_.row(d, h);
-    reader_.start(data_[k]);
-    return reader_.direct() ? reader_.at(d, h) : reader_.row(d, h);
+    if (planes_ > 1) reader_.start(data_[k]);
+    return planes_ > 1 && reader_.direct() ? reader_.at(d, h) : reader_.row(d, h);
   }
   // Elements from one plane to the next in a row of inputs.
   i64 plane_step() const { return spacing_ * p_.axis[2].stride * p_.inner; }

@@ -90,11 +90,9 @@ class Reader {
   bool padded() const { return padded_; }
   bool direct() const { return direct_; }  // rows are not copied
 
-  // Whether convert() reads planes, whose elements must follow each other: only dtype or bits
-  // change.
-  bool is_convertible() const {
-    return !direct_ && !padded_ && !options_.windows && inner_ == 1 && !x_.row_columns;
-  }
+  // Whether only dtype or bits change: convert() then reads planes whose elements follow each
+  // other.
+  bool is_convertible() const { return !direct_ && !options_.windows && !x_.row_columns; }
   void convert(const char* plane, i64 elements, A* to) const {
     const A* from = row_of(x_, plane, 1, 0, 0, 0, elements, to);
     if (options_.flips) flip(from, to, elements, options_.flips);

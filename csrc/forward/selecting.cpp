@@ -78,8 +78,7 @@ void select(const Work& work, Select which, const View& x, Dense y, Dense routes
   by_order(x.dtype, [&](auto a) {
     using A = decltype(a);
     // With AVX-512 one instruction widens or narrows tap indices.
-    constexpr bool narrow = kSpecialised<A> && kVectorBytes == 64;
-    using Route = std::conditional_t<narrow, std::uint8_t, u32>;
+    using Route = std::conditional_t<kSpecialised<A> && kVectorBytes == 64, std::uint8_t, u32>;
     if (!routes.data) reduce<A, false>(work, x, y, routes, which);
     else if (routes.dtype == Dtype::uint8) reduce<A, true, Route>(work, x, y, routes, which);
     else reduce<A, true>(work, x, y, routes, which);

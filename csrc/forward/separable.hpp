@@ -21,7 +21,7 @@ class Separable {
 
   // Narrow planes are reduced side by side, so that loops over rows are long; not in volumes, whose
   // planes of outputs are stored. Some channels of a pixel are reduced at a time, so that blocks of
-  // rows stay in the second cache.
+  // rows stay in the caches.
   static Batch batch(const Plan& p) {
     constexpr i64 kShort = 256, kLong = 1024, kChannels = 16, kBlockBytes = 1 << 21;
     const Axis &depth = p.axis[0], &height = p.axis[1], &width = p.axis[2];

@@ -35,8 +35,7 @@ class TieRows {
     each_line(p_, od, oh, [&](i64 line, i64 d, i64 h) {
       const Axis& width = p_.axis[2];
       const T* const row = row_of(x, plane_of(x, plane), inner, d, h, 0, width.in, inputs_);
-      for (i64 o = tile_.lo[2], outputs; o < tile_.hi[2];
-           o += outputs) {  // some have the same taps
+      for (i64 o = tile_.lo[2], outputs; o < tile_.hi[2]; o += outputs) {
         const bool full = inner == 1 && width.regular() && o >= width.full_lo && o < width.full_hi;
         outputs = full ? smaller(tile_.hi[2], width.full_hi) - o : 1;
         const i64 first = (o - tile_.lo[2]) * inner, n = outputs * inner;

@@ -25,7 +25,7 @@ template <class T, bool WithRoutes, bool NaNs = kFloat<T>, class Route = u32>
 struct Max : Rows<Max<T, WithRoutes, NaNs, Route>, T, WithRoutes, Route> {
   using Row = ValuesAndTaps<T, Route>;
 
-  static constexpr bool kIdempotent = true, kMayBeNaN = NaNs;
+  static constexpr bool kIdempotent = true, kChecksNaN = NaNs;
   static constexpr bool kNeedsFinite = kFloat<T> && !NaNs;  // an infinity may equal the fill
   static constexpr T kFill = lowest<T>();  // the result only if all inputs equal it
   static bool may_be_padding(Row row, i64 n) {

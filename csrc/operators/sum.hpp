@@ -12,7 +12,7 @@ template <class A>
 struct Sum : Rows<Sum<A>, A, false> {
   using Row = ValuesAndTaps<A, u32>;
 
-  static constexpr bool kIdempotent = false, kMayBeNaN = false;
+  static constexpr bool kIdempotent = false, kChecksNaN = false;
   static constexpr A kFill = A(0);
   static bool may_be_padding(Row, i64) { return false; }
 

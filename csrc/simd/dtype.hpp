@@ -220,9 +220,8 @@ POOLGRAD_LOOP void widen_run(const S* from, A* to, i64 n, A zero_point = 0) {
   if constexpr (std::is_same_v<S, A>) {
     std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(A));
   } else if constexpr (std::is_same_v<S, Float16> || std::is_same_v<S, BFloat16>) {
-    const bool is_long = n * i64{sizeof(S)} > kMaxPrefetchedRow;  // others are prefetched by rows
     lanes<A>(n, [&](auto w, i64 i) {
-      if (is_long) prefetch(from + i + kPrefetchElements<S>);
+      if (n * i64{sizeof(S)} > kMaxPrefetchedRow) prefetch(from + i + kPrefetchElements<S>);
       store(to + i, load_as<w(), A>(from + i));
     });
   } else {
