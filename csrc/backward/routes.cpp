@@ -344,7 +344,7 @@ void indices(const Work& work, const View& routes, i64* to) {
   const Plan& p = *work.plan;
   over_routes(work, routes, {p.axis[1].in * p.axis[2].in, p.axis[2].in, 1, 0}, -1,
               [&](i64 plane, i64 first, const i64* offsets, i64 n) {
-                std::copy(offsets, offsets + n, to + plane * p.out_plane() + first);
+                for (i64 i = 0; i < n; ++i) to[plane * p.out_plane() + first + i] = offsets[i];
               });
 }
 

@@ -3,8 +3,7 @@
 // threads divide the tiles.
 #pragma once
 
-#include <algorithm>
-#include <cstring>
+#include <type_traits>
 
 #include "geometry/partition.hpp"
 #include "operators/divisor.hpp"

@@ -138,7 +138,7 @@ class WidthReduction {
 
   // Begins with planes whose elements start at data[0], data[1], ...
   void start(const char* const* data, i64 planes) {
-    std::copy(data, data + planes, data_);
+    for (i64 k = 0; k < planes; ++k) data_[k] = data[k];
     planes_ = planes;
     reader_.start(data[0]);
     for (i64 k = 0; converts_ && k < planes; ++k)

@@ -8,11 +8,11 @@
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
-// Calls f(size, first) for a group of `size` inputs of type T, the first group of its windows or a
-// later one; as compile-time constants, except for types that have no specialised algorithms.
-template <class T, class F>
+// Calls f(size, first) for a group of `size` inputs, the first group of its windows or a later one;
+// as compile-time constants if the loop is compiled for each of them.
+template <bool Specialised, class F>
 POOLGRAD_INLINE void by_group(i64 size, bool first, F&& f) {
-  if constexpr (!kSpecialised<T>) {
+  if constexpr (!Specialised) {
     f(size, first);
   } else {
     const auto sized = [&](auto is_first) {

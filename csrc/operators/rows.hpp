@@ -99,11 +99,11 @@ struct Rows {
     if ((Op::kIdempotent || may_reduce_across) && n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
       return Op::reduce_across_lanes(to, from, taps, static_cast<u32>(tap));
     in_groups(taps, [&](i64 count, i64 begin) {
-      const T* here = from + begin * gap;
-      const u32 first_tap = static_cast<u32>(tap + begin);
-      by_group<T>(count, begin == 0, [&](auto size, auto first) {
-        by_stride(step, gap, taps, first,
-                  [&](auto loader) { fold_taps(to, n, here, loader, first_tap, size, first); });
+      by_stride(step, gap, taps, begin == 0, [&](auto loader) {
+        constexpr bool kSized = kSpecialised<T> && !std::is_same_v<decltype(loader), AnyStride>;
+        by_group<kSized>(count, begin == 0, [&](auto size, auto first) {
+          fold_taps(to, n, from + begin * gap, loader, static_cast<u32>(tap + begin), size, first);
+        });
       });
     });
   }
@@ -112,7 +112,7 @@ struct Rows {
   // shifted by tap + t * taps_per_row.
   static void fold_rows(Row to, i64 n, const Row* rows, i64 tap, i64 taps_per_row, i64 count,
                         bool is_first) {
-    by_group<T>(count, is_first, [&](auto size, auto first) {
+    by_group<kSpecialised<T>>(count, is_first, [&](auto size, auto first) {
       merge_rows(to, n, rows, static_cast<u32>(tap), static_cast<u32>(taps_per_row), size, first);
     });
   }
