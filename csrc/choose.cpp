@@ -16,6 +16,8 @@ i64 compared_bytes(Dtype dtype) {
                                           : dtype == Dtype::float16 || dtype == Dtype::bfloat16;
   return native ? size_of(dtype) : 4;
 }
+// Whether elements of this dtype are added without a conversion.
+bool is_native(Dtype dtype) { return dtype == Dtype::float32 || dtype == Dtype::float64; }
 // The size of the type in which elements are added.
 i64 summed_bytes(Dtype dtype) { return is_wide(dtype) ? 8 : 4; }
 
@@ -63,8 +65,9 @@ bool is_specialised(const Call& call) { return !call.general_only && !is_wide(ca
 bool handles_plane_means(const Call& call) {
   const Plan& p = *call.plan;
   const Axis& width = p.axis[2];
+  const bool in_place = is_native(call.input.dtype) && call.input.contiguous_rows;
   return p.inner == 1 && p.in_rows() == 1 && is_global(p.axis[0]) && is_global(p.axis[1]) &&
-         is_global(width);
+         is_global(width) && (in_place || width.in <= kMaxCopiedPlane);
 }
 
 bool handles_unrolled(const Call& call) { return has_few_taps(*call.plan); }
@@ -138,8 +141,7 @@ bool has_backward_column_vectors(const Call& call) {
 // Gradients and routes of channels must be read in place.
 bool handles_register_blocked_backward(const Call& call) {
   const Dtype dtype = call.input.dtype;
-  const bool native = dtype == Dtype::float32 || dtype == Dtype::float64;
-  const bool channels = native && call.plan->axis[1].in > 1 &&
+  const bool channels = is_native(dtype) && call.plan->axis[1].in > 1 &&
                         has_channel_vectors(call, summed_bytes(dtype)) &&
                         call.routes.dtype == Dtype::uint8 && call.routes.contiguous_channels;
   return has_backward_column_vectors(call) || (!call.general_only && channels);

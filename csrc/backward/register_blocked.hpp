@@ -41,7 +41,7 @@ class RegisterBlockedBackward {
     valid_.hi = larger(valid_.lo, smaller(width.out, end_));
     pitch_ = ceil_div(end_ - first_, kMargin) * kMargin;
     copied_ = has_channels_ ? 0 : ((max_rows_ + height.kernel) / height.stride + 2) * pitch_;
-    gradients_ = arena.take<T>(copied_);
+    gradients_ = arena.take<T>(copied_ + kMargin) + kMargin - (valid_.lo - first_) % kMargin;
     routes_ = HasRoutes ? arena.take<std::uint8_t>(copied_) : nullptr;
     wide_routes_ = HasRoutes ? arena.take<u32>(pitch_) : nullptr;
     divisors_ = HasRoutes ? nullptr : arena.take<T>(pitch_);
@@ -70,7 +70,7 @@ class RegisterBlockedBackward {
  private:
   // kMaxChannelsLastStrides: rows of a block with channels last, in strides. More rows would map to
   // the same sets of the first-level cache.
-  static constexpr i64 kMaxRows = 16, kMaxChannelsLastStrides = 2, kMargin = 64;
+  static constexpr i64 kMaxRows = 32, kMaxChannelsLastStrides = 2, kMargin = 64;
 
   // Lines of gradients and of routes from output `first_` on, and their distances.
   struct Lines {
@@ -310,10 +310,13 @@ class RegisterBlockedBackward {
       taps[k / K][k % K] = Routes{} + (tap + static_cast<u32>(k));
     constexpr i64 kFirst = -((K - 1 - P) / S), kLast = (S - 1 + P) / S;  // outputs
     constexpr i64 kSums = HasRoutes ? S : kLast - kFirst + 1;
+    constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
+    // Of three neighbouring vectors of sums of shares, the middle one is a shuffle of the others.
+    constexpr bool kShuffles = !HasRoutes && kSums == 3 && W > 1;
     V sums[Height][kSums]{};  // of each phase or, without routes, of each output
     const auto add_line = [&](i64 q) __attribute__((always_inline)) {
       POOLGRAD_UNROLL
-      for (i64 output = kFirst; output <= kLast; ++output) {
+      for (i64 output = kFirst; output <= kLast; output += kShuffles ? 2 : 1) {
         const auto from = load(q, output);
         POOLGRAD_UNROLL
         for (i64 j = 0; j < Height; ++j) {
@@ -324,13 +327,19 @@ class RegisterBlockedBackward {
               if (k >= 0 && k < K) sums[j][c] += from.route == taps[j][k] ? from.gradient : V{};
             }
           } else {
-            sums[j][output - kFirst] += from;
+            V& sum = sums[j][output - kFirst];
+            sum = j + kStep < Height ? sum + from : from;
           }
         }
       }
       POOLGRAD_UNROLL
       for (i64 j = 0; j < kStep; ++j) {
         V columns[S]{};
+        if constexpr (kShuffles) {
+          sums[j][1] = [&]<int... J>(std::integer_sequence<int, J...>) {
+            return __builtin_shufflevector(sums[j][0], sums[j][2], (J + 1)..., 2 * W - 2);
+          }(std::make_integer_sequence<int, W - 1>{});
+        }
         POOLGRAD_UNROLL
         for (i64 c = 0; c < S; ++c) {
           if constexpr (HasRoutes) columns[c] = sums[j][c];

@@ -4,7 +4,6 @@
 
 #include <cstring>
 #include <numeric>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -133,7 +133,7 @@ void average(const Work& whole, const View& given, Dense y, bool count_padding, 
   const Divisor divide{count_padding, divisor};
   const Algorithm algorithm = choose(call_of(Task::average, work, x));
   constexpr i64 kExactTaps = (1 << 24) / 255;  // float holds every sum of so many bytes
-  const bool is_exact = y.quantization.scale == 0 || p.taps <= kExactTaps;
+  const bool is_exact = size_of(x.dtype) > 1 || y.quantization.scale == 0 || p.taps <= kExactTaps;
   by_sum(is_exact ? x.dtype : Dtype::float64, [&](auto a) {
     using A = decltype(a);
     switch (algorithm) {

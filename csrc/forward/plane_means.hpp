@@ -17,19 +17,12 @@ class PlaneMeans {
         copies_(arena.take<A>(W * smaller(n_, kMaxCopiedPlane))) {}
 
   void run(const View& x, i64 first, i64 last) {
-    const bool copied = x.dtype != DtypeOf<A>::value || x.width != 1 || x.row_columns;
     for (i64 plane = first; plane < last; plane += W) {
       const i64 planes = smaller(W, last - plane);
       const A* from[W];
-      V sums{};
-      if (copied && n_ > kMaxCopiedPlane) {
-        for (i64 k = 0; k < planes; ++k) sums[k] = sum_in_parts(x, plane_of(x, plane + k));
-      } else {
-        find_planes(x, plane, planes, from);
-        sums = sums_of(from);
-      }
+      find_planes(x, plane, planes, from);
       store_first(y_.reserve(plane, planes),
-                  quotient(V{} + sums, V{} + divisor_, y_.quantization()), planes);
+                  quotient(V{} + sums_of(from), V{} + divisor_, y_.quantization()), planes);
     }
   }
 
@@ -37,37 +30,22 @@ class PlaneMeans {
   static constexpr int W = kVectorBytes / static_cast<int>(sizeof(A));
   using V = Vec<A, W>;
 
-  // Finds W planes from plane `first` on; lanes without a plane repeat the last.
+  // Finds W planes from plane `first` on; lanes without a plane repeat the last. Planes that follow
+  // each other are converted as one row.
   void find_planes(const View& x, i64 first, i64 planes, const A** from) const {
-    from[0] = row_of(x, plane_of(x, first), 1, 0, 0, 0, n_, copies_);
-    const bool in_place = from[0] != copies_;
+    const bool joined =
+        x.outer_axes == 1 && x.outer_stride[0] == n_ && x.width == 1 && !x.row_columns;
+    from[0] = row_of(x, plane_of(x, first), 1, 0, 0, 0, joined ? planes * n_ : n_, copies_);
+    const bool follow = joined || (from[0] != copies_ && x.outer_axes == 1);
     for (i64 k = 1; k < W; ++k) {
       const i64 index = smaller(k, planes - 1);
-      if (in_place && x.outer_axes == 1) {
+      if (follow) {
         from[k] = from[0] + index * x.outer_stride[0];
       } else {
         A* copy = copies_ + k * smaller(n_, kMaxCopiedPlane);
         from[k] = row_of(x, plane_of(x, first + index), 1, 0, 0, 0, n_, copy);
       }
     }
-  }
-
-  // Sums a large plane that is copied in parts, in the order of sums_of.
-  POOLGRAD_LOOP A sum_in_parts(const View& x, const char* plane) const {
-    constexpr i64 L = kTapsAcrossLanes;
-    static_assert(kMaxCopiedPlane % L == 0 && kMaxCopiedPlane > kMaxTaps);
-    Vec<A, L> sums{};
-    const A* from = copies_;
-    i64 begin = 0, t = 0;
-    for (; begin < n_; begin += kMaxCopiedPlane) {
-      const i64 n = smaller(kMaxCopiedPlane, n_ - begin);
-      from = row_of(x, plane, 1, 0, 0, begin, begin + n, copies_);
-      for (t = 0; t + L <= n; t += L) sums += load<Vec<A, L>>(from + t);
-    }
-    A sum = Sum<A>::template folded<1>(sums)[0];
-    for (t = n_ / L * L - (begin - kMaxCopiedPlane); t < n_ - (begin - kMaxCopiedPlane); ++t)
-      sum += from[t];
-    return sum;
   }
 
   // Adds in row-major order, as PyTorch does; large planes as Sum::reduce_across_lanes.

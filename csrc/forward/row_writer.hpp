@@ -71,13 +71,13 @@ class RowWriter : NonCopyable {
   }
 
   // Copies elements first ... first + n to the array. nontemporal: they are a whole row, and
-  // non-temporal stores are used; again: the n elements before `first` are the same.
+  // non-temporal stores are used; again: they are those of the row before.
   void put(i64 first, const T* from, i64 n, bool nontemporal, bool again) {
-    const i64 bytes = size_of(to_.dtype);
+    const auto bytes = [&](i64 elements) { return elements * size_of(to_.dtype); };
+    if (!again) same_ = first;
     if (!again || has_type<T>(to_)) return poolgrad::put(to_, first, from, n, nontemporal);
-    prefetch(to_.data + first * bytes + kPrefetchBytes, n * bytes);
-    std::memcpy(to_.data + first * bytes, to_.data + (first - n) * bytes,
-                static_cast<std::size_t>(n * bytes));
+    std::memcpy(to_.data + bytes(first), to_.data + bytes(same_),
+                static_cast<std::size_t>(bytes(n)));
   }
 
  private:
@@ -91,6 +91,7 @@ class RowWriter : NonCopyable {
   Dense to_;
   T* buffer_;
   i64 first_ = 0, count_ = 0;  // the buffered elements
+  i64 same_ = 0;               // the first of equal rows; the last one is still being stored
   bool nontemporal_ = false;
 };
 

@@ -49,7 +49,7 @@ POOLGRAD_INLINE V quotient(V sum, V divisor, const Quantization& to) {
 // `to`. -0.0 becomes 0.0, as in sums that begin with 0.
 template <class S, class T>
 POOLGRAD_LOOP void divide_row(const S* from, const T* divisors, T rows, T* to, i64 n,
-                              const Quantization& quantization = {}) {
+                              Quantization quantization = {}) {
   lanes<T>(n, [&](auto w, i64 i) {  // no element twice
     using V = Vec<T, w()>;
     const V sum = V{} + load_as<w(), T>(from + i);
