@@ -45,7 +45,9 @@ POOLGRAD_LOOP void find_inputs(const Plan& p, std::array<i64, 4> stride, i64 od,
 template <class T, class R>
 class ScatterRoutes {
  public:
-  static constexpr i64 kPlanesAtOnce = 8;
+  // Fewer in volumes, as slices often lie a power of two apart: the rows of several slices of eight
+  // planes would map to the same sets of the caches.
+  static constexpr i64 kPlanesAtOnce = 8, kVolumesAtOnce = 4;
 
   ScatterRoutes(const Plan& p, const InputTile& tile, Arena& arena, Dense gx)
       : p_(p),
@@ -53,7 +55,10 @@ class ScatterRoutes {
         gx_(gx),
         first_(first_input(p, tile)),
         inputs_(inputs_of(p, tile)),
-        planes_at_once_(p.inner < kTapsAcrossLanes ? smaller(kPlanesAtOnce, tile.planes) : 1),
+        planes_at_once_(smaller(p.inner >= kTapsAcrossLanes ? 1
+                                : p.axis[0].kernel > 1      ? kVolumesAtOnce
+                                                            : kPlanesAtOnce,
+                                tile.planes)),
         outs_(reaching(p.axis[2], tile.lo[2], tile.hi[2])),
         n_((outs_.hi - outs_.lo) * p.inner),
         columns_(arena.take<Index>(n_)),
