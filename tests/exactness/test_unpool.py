@@ -77,6 +77,19 @@ def test_the_inverse_of_a_maximum(front: Front, dims: int, dtype: str, channels_
     np.testing.assert_array_equal(same, indices)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_invalid_index_leaves_out_as_it_was(threads: int) -> None:
+    """All indices are checked before anything is written, also those of the last plane."""
+    poolgrad.set_num_threads(threads)
+    x = np.ones((4, 8, 6, 6))
+    indices = np.tile(np.arange(36).reshape(6, 6), (4, 8, 1, 1))
+    indices[-1, -1, -1, -1] = 144
+    out = np.full((4, 8, 12, 12), 7.0)
+    with pytest.raises(ValueError, match="got 144"):
+        poolgrad.max_unpool2d(x, indices, 2, out=out)
+    np.testing.assert_array_equal(out, 7.0)
+
+
 def test_pulling_is_gathering_and_pooling_back(front: Front) -> None:
     """Unpooling a gradient along a maximum's indices is that maximum's own pullback."""
     x = np.random.default_rng(5).standard_normal((2, 3, 8, 8))
