@@ -41,7 +41,9 @@ class RegisterBlockedBackward {
     valid_.hi = larger(valid_.lo, smaller(width.out, end_));
     pitch_ = ceil_div(end_ - first_, kMargin) * kMargin;
     copied_ = has_channels_ ? 0 : ((max_rows_ + height.kernel) / height.stride + 2) * pitch_;
-    gradients_ = arena.take<T>(copied_ + kMargin) + kMargin - (valid_.lo - first_) % kMargin;
+    // Copied gradients begin with a cache line. Without a valid output, lo may be less than first_.
+    const i64 before = larger(0, valid_.lo - first_);
+    gradients_ = arena.take<T>(copied_ + kMargin) + kMargin - before % kMargin;
     routes_ = HasRoutes ? arena.take<std::uint8_t>(copied_) : nullptr;
     wide_routes_ = HasRoutes ? arena.take<u32>(pitch_) : nullptr;
     divisors_ = HasRoutes ? nullptr : arena.take<T>(pitch_);
