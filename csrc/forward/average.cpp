@@ -23,14 +23,7 @@ namespace {
 // Per-task state of averages that are computed row by row. Windows: Separable or ColumnSums.
 template <class A, class Windows>
 struct MeanState {
-  MeanState(const Plan& p, const View& x, const Tile& tile, const ReadOptions<A>& options,
-            Arena& arena, i64 planes)
-      : windows(p, x, tile, options, arena, planes),
-        row(Sum<A>::take(arena, windows.length())),
-        divisors(arena.take<A>(windows.length())) {}
-
   Windows windows;
-  typename Sum<A>::Row row;
   A* divisors;  // of the row, without the factor that all outputs share
 };
 
@@ -84,37 +77,32 @@ class MeanOutput {
 // Averages by Separable or ColumnSums.
 template <class A, class Windows>
 void average_by_rows(const Work& work, const View& x, Dense y, Divisor divisor,
-                     const ReadOptions<A>& reading = {}) {
+                     ReadOptions<A> reading = {}) {
   const Plan& p = *work.plan;
-  using State = MeanState<A, Windows>;
-  const Batch batch = Windows::batch(p);
-  Plan part = p;
-  part.inner = batch.channels;
-  over_tiles<Tile>(
+  reading.pack = !doubles_along(p.axis[2]) && p.inner == 1;
+  over_batches<Windows>(
       work,
-      [&](const Tile& tile, Arena& arena) {
-        return State(part, x, tile, reading, arena, batch.planes);
+      [&](const Plan& part, const Tile& tile, i64 planes, Arena& arena) {
+        const i64 length = (tile.hi[2] - tile.lo[2]) * part.inner;
+        return MeanState<A, Windows>{{part, x, tile, reading, arena, planes},
+                                     arena.take<A>(length)};
       },
-      [&](State& state, i64 first, i64 last, const Tile& tile) {
-        for (i64 k = 0; k < batch.planes; ++k)
-          divisor.fill_row(p.axis[2], part.inner, tile.lo[2], tile.hi[2],
-                           state.divisors + k * state.windows.spacing());
-        in_batches(p, batch, first, last, [&](i64 plane, i64 planes, i64 channel) {
-          over_batch(p, batch, x, tile, plane, planes, channel, state.windows, state.row,
-                     [&](i64 od, i64 oh, typename Sum<A>::Row row, const Segments& s) {
-                       const A rows = static_cast<A>(divisor.of_rows(p, od, oh));
-                       for (i64 k = 0, at = 0; k < s.count; ++k, at += s.from_spacing) {
-                         const i64 to = s.first + k * s.to_spacing;
-                         A* const means = has_type<A>(y) ? elements_of<A>(y, to) : row.v + at;
-                         prefetch(means + kPrefetchElements<A>, s.length * i64{sizeof(A)});
-                         divide_row(row.v + at, state.divisors + at, rows, means, s.length,
-                                    y.quantization);
-                         if (!has_type<A>(y)) write(y, to, means, s.length);
-                       }
-                     });
-        });
-      },
-      false, batch.planes);
+      [&](auto& state, const Tile& tile, const Batch& batch) {
+        divisor.fill_row(p.axis[2], batch.channels, tile.lo[2], tile.hi[2], state.divisors);
+        over_batch(p, batch, x, tile, state.windows,
+                   [&](i64 od, i64 oh, typename Sum<A>::Row row, const Segments& s) {
+                     for (i64 k = 0, at = 0; k < s.count; ++k, at += s.from_spacing) {
+                       const i64 to = s.first + k * s.to_spacing;
+                       A* const means = has_type<A>(y) ? elements_of<A>(y, to) : row.v + at;
+                       prefetch(means + kPrefetchElements<A>, s.length * i64{sizeof(A)});
+                       const bool by_rows = s.rows > 1;
+                       const auto rows = divisor.of_rows(p, od, by_rows ? oh + k : oh);
+                       divide_row(row.v + at, state.divisors + (by_rows ? 0 : at),
+                                  static_cast<A>(rows), means, s.length, y.quantization);
+                       if (!has_type<A>(y)) write(y, to, means, s.length);
+                     }
+                   });
+      });
 }
 
 template <class A, bool Lines>

@@ -8,7 +8,7 @@
 namespace poolgrad::inline POOLGRAD_ISA {
 
 template <class A>
-class ColumnSums {
+class ColumnSums : NonCopyable {
  public:
   using Row = typename Sum<A>::Row;
 
@@ -20,21 +20,21 @@ class ColumnSums {
         tile_(tile),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan.axis[1]), arena),
         columns_(inputs_of(plan.axis[2], tile.lo[2], tile.hi[2])),
-        sums_(arena.take<A>(plan.axis[2].in)) {}
+        sums_(arena.take<A>(plan.axis[2].in)),
+        row_(Sum<A>::take(arena, tile.hi[2] - tile.lo[2])) {}
 
-  i64 length() const { return tile_.hi[2] - tile_.lo[2]; }
   i64 spacing() const { return 0; }  // planes are not reduced side by side
   bool finite() const { return true; }
 
-  void start(const char* const* data, i64) { reader_.start(data[0]); }
+  void start(const View& x, const Batch& batch) { reader_.start(plane_of(x, batch.plane)); }
 
-  Row row(i64 od, i64 oh, Row into) {
+  ReducedRows<Row> row(i64 od, i64 oh) {
     const Span depth = span_of(p_.axis[0], od), height = span_of(p_.axis[1], oh);
     const Axis& width = p_.axis[2];
     const i64 n = columns_.hi - columns_.lo;
     if (depth.taps * height.taps == 0) {
-      Sum<A>::clear(into, tile_.hi[2] - tile_.lo[2]);
-      return into;
+      Sum<A>::clear(row_, tile_.hi[2] - tile_.lo[2]);
+      return {row_};
     }
     for (i64 i = 0; i < depth.taps; ++i) {
       const i64 d = depth.begin + i * p_.axis[0].dilation;
@@ -50,11 +50,11 @@ class ColumnSums {
     }
     for (i64 o = tile_.lo[2]; o < tile_.hi[2]; ++o) {
       const Span s = span_of(width, o);
-      const Row at = Sum<A>::at(into, o - tile_.lo[2]);
+      const Row at = Sum<A>::at(row_, o - tile_.lo[2]);
       if (s.taps == 0) Sum<A>::clear(at, 1);
       else Sum<A>::fold_inputs(at, 1, sums_ + s.begin - columns_.lo, 1, width.dilation, s.taps, 0);
     }
-    return into;
+    return {row_};
   }
 
  private:
@@ -66,7 +66,8 @@ class ColumnSums {
   const Tile tile_;
   Reader<A> reader_;
   const Range columns_;  // that are needed
-  A* sums_;
+  A* const sums_;
+  const Row row_;
 };
 
 }  // namespace poolgrad::inline POOLGRAD_ISA

@@ -36,7 +36,7 @@ POOLGRAD_LOOP void double_in_registers(i64 kernel, const float* from, i64 n, typ
     if constexpr (Op::kIdempotent)
       Op::merge(part, Op::slide(part, std::exchange(pairs, part), 2), 2);
     POOLGRAD_UNROLL
-    for (u32 k = 0, size = kMaxFolded; size <= kernel; ++k, size *= 2) {
+    for (u32 k = 0, size = kMaxFolded; k < 4; ++k, size *= 2) {
       if (Op::kIdempotent ? 2 * size > kernel : (kernel & size) != 0) {
         const i64 by = Op::kIdempotent ? kernel - size : done;  // idempotent: the two may overlap
         if (Op::kIdempotent || done == 0) sum = part;
@@ -46,7 +46,9 @@ POOLGRAD_LOOP void double_in_registers(i64 kernel, const float* from, i64 n, typ
         done += size;
       }
       if (size > W) beyond = later[k];
-      Op::merge(part, Op::slide(part, std::exchange(later[k], part), size), size);
+      const Part after = std::exchange(later[k], part);
+      if (2 * size > kernel) break;
+      Op::merge(part, Op::slide(part, after, size), size);
     }
     if (i < n) Op::put(to, i, sum);
   }
@@ -91,8 +93,14 @@ inline bool doubles_along(const Axis& width) {
          reach(width) < width.n;
 }
 
-// Reduces rows of inputs along the width. The rows of several narrow planes may lie side by side in
-// one row, so that loops over it are long; windows are then doubled.
+// The planes, or the channels of a plane, that are reduced at a time, and the first of them.
+struct Batch {
+  i64 planes, channels, plane = 0, channel = 0;
+};
+
+// Reduces rows of inputs along the width. Where windows are doubled, the rows of several narrow
+// planes may lie side by side in one row, and some rows are reduced at a time, one after the other,
+// so that loops are long.
 template <class Op>
 class WidthReduction {
  public:
@@ -101,11 +109,11 @@ class WidthReduction {
 
   // planes: the most planes that lie side by side
   POOLGRAD_LOOP WidthReduction(const Plan& plan, const View& x, const Tile& tile,
-                               ReadOptions<T> options, i64 planes, Arena& arena)
+                               const ReadOptions<T>& options, i64 planes, Arena& arena)
       : p_(plan),
         tile_(tile),
         doubles_(doubles_along(plan.axis[2])),
-        reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, options), arena),
+        reader_(plan, x, tile.lo[2], tile.hi[2], options, arena),
         step_(reader_.step()),
         data_(arena.take<const char*>(planes)),
         converts_(planes > 1 && plan.in_plane() <= kMaxConverted && plan.axis[0].in == 1 &&
@@ -116,14 +124,16 @@ class WidthReduction {
     origin_ = tile.lo[2] * a.stride - a.lo;
     valid_ = inputs_of(a, tile.lo[2], tile.hi[2]);
     const i64 before = larger(0, -origin_), after = larger(0, origin_ + covered - a.in);
-    // The padding after a plane is the padding before the next.
-    spacing_ = ceil_div(covered - smaller(before, after), a.stride);
+    // The padding after a plane is the padding before the next; outputs do not overlap.
+    spacing_ = larger(outputs, ceil_div(covered - smaller(before, after), a.stride));
+    length_ = in_vectors(((planes - 1) * spacing_ + outputs) * plan.inner);
+    pitch_ = larger(length_, in_vectors(doubles_ ? planes * spacing_ * plan.inner : 0));
     // An odd number of cache lines: one column of many rows does not map to one set of a cache.
     constexpr i64 kLine = 64 / static_cast<i64>(sizeof(T));
-    length_ = (ceil_div(((planes - 1) * spacing_ + outputs) * plan.inner, kLine) | 1) * kLine;
+    if (pitch_ > kRowElements) pitch_ = (ceil_div(pitch_, kLine) | 1) * kLine;
     if (!doubles_) return;
-    dense_ = in_vectors(((planes - 1) * spacing_ * a.stride + (outputs - 1) * a.stride + 1) *
-                        plan.inner);
+    if (plan.inner == 1) rows_ = larger(1, kPieceElements / pitch_);
+    dense_ = ((rows_ - 1) * pitch_ + length_) * a.stride;
     const i64 reached = reach(a) * plan.inner;
     padded_length_ = in_vectors(dense_ + reached);
     piece_ = in_vectors(larger(kPieceElements, 2 * reached));
@@ -132,24 +142,28 @@ class WidthReduction {
     if (a.stride > 1) spaced_ = Op::take(arena, dense_);
   }
 
-  // Elements of a reduced row, and from the outputs of a plane to those of the next.
+  // Elements of a reduced row, from one row to the next, and from the outputs of a plane to those
+  // of the next.
   i64 length() const { return length_; }
+  i64 pitch() const { return pitch_; }
   i64 spacing() const { return spacing_; }
+  // The most rows that are reduced at a time.
+  i64 rows_at_once() const { return rows_; }
 
-  // Begins with planes whose elements start at data[0], data[1], ...
-  void start(const char* const* data, i64 planes) {
-    for (i64 k = 0; k < planes; ++k) data_[k] = data[k];
-    planes_ = planes;
-    reader_.start(data[0]);
-    for (i64 k = 0; converts_ && k < planes; ++k)
-      reader_.convert(data[k], p_.in_plane(), converted_ + k * p_.in_plane());
+  void start(const View& x, const Batch& batch) {
+    planes_ = batch.planes;
+    for (i64 k = 0; k < planes_; ++k) {
+      data_[k] = plane_of(x, batch.plane + k) + batch.channel * x.inner * size_of(x.dtype);
+      if (converts_) reader_.convert(data_[k], p_.in_plane(), converted_ + k * p_.in_plane());
+    }
+    reader_.start(data_[0]);
     if (doubles_) std::fill(padded_, padded_ + padded_length_, Op::kFill);
   }
 
-  // Reduces input row (d, h) of each plane into one row of outputs. Returns false if Op needs
-  // finite inputs, the row is doubled, and the sum of its inputs is not finite.
-  bool row(i64 d, i64 h, Row into) {
-    if (kNeedsFinite || doubles_) return double_row(d, h, into);
+  // Reduces input rows (d, h), (d, h + 1), ... of each plane into rows of outputs. Returns false if
+  // Op needs finite inputs, rows are doubled, and the sum of their inputs is not finite.
+  bool rows(i64 d, i64 h, i64 count, Row into) {
+    if (kNeedsFinite || doubles_) return double_rows(d, h, count, into);
     reduce(reader_.row(d, h), into);
     return true;
   }
@@ -157,17 +171,13 @@ class WidthReduction {
  private:
   static constexpr int W = static_cast<int>(kLanesOf<T>);
   static constexpr bool kNeedsFinite = requires { requires Op::kNeedsFinite; };
-  // Elements of a row that are doubled at a time, so that they stay in the first cache; of planes
-  // that are converted as a whole.
-  static constexpr i64 kPieceElements = 1 << 10, kMaxConverted = 1 << 12;
+  // Elements that are doubled at a time, so that they stay in the first cache; of the longest row
+  // whose vectors may follow each other without a gap; of planes that are converted as a whole.
+  static constexpr i64 kPieceElements = (1 << 12) / sizeof(T), kRowElements = 1 << 7,
+                       kMaxConverted = 1 << 12;
 
   // The loops over rows compute whole vectors.
   static i64 in_vectors(i64 n) { return ceil_div(n, W) * W; }
-
-  static ReadOptions<T> reading(const Plan& p, ReadOptions<T> options) {
-    options.pack = !doubles_along(p.axis[2]) && !Op::kIdempotent && p.inner == 1;
-    return options;
-  }
 
   // Adds n neighbours to `sum`, if Op needs finite inputs, and copies them.
   POOLGRAD_INLINE static void copy(const T* from, T* to, i64 n, Vec<T, W>& sum) {
@@ -185,60 +195,61 @@ class WidthReduction {
     for (i64 i = 0; i + W <= n; i += W) step(i);
     if (n % W) step(n - W);
   }
-  // Copies the valid columns of row (d, h) of each plane. Returns whether they are finite, if Op
-  // needs finite inputs: then their sum is neither infinite nor a NaN.
-  POOLGRAD_LOOP bool copy_rows(i64 d, i64 h) {
+  // Copies the valid columns of rows (d, h), (d, h + 1), ... of each plane. Returns whether they
+  // are finite, if Op needs finite inputs: then their sum is neither infinite nor a NaN.
+  POOLGRAD_LOOP bool copy_rows(i64 d, i64 h, i64 count) {
     const i64 columns = valid_.hi - valid_.lo, inner = p_.inner;
-    T* to = padded_ + (valid_.lo - origin_) * inner;
     Vec<T, W> sum{};
-    for (i64 k = 0; k < planes_; ++k, to += plane_step()) {
-      const T* from = input_row(k, d, h) + valid_.lo * step_;
-      if (step_ == inner) copy(from, to, columns * inner, sum);
-      else
-        for (i64 c = 0; c < columns; ++c) copy(from + c * step_, to + c * inner, inner, sum);
+    for (i64 r = 0; r < count; ++r) {
+      T* to = padded_ + r * row_step() + (valid_.lo - origin_) * inner;
+      for (i64 k = 0; k < planes_; ++k, to += plane_step()) {
+        const T* from = input_row(k, d, h + r) + valid_.lo * step_;
+        if (step_ == inner) copy(from, to, columns * inner, sum);
+        else
+          for (i64 c = 0; c < columns; ++c) copy(from + c * step_, to + c * inner, inner, sum);
+      }
     }
     return !kNeedsFinite || !any(sum - sum != T(0));
   }
   const T* input_row(i64 k, i64 d, i64 h) {
     if (converts_) return converted_ + k * p_.in_plane() + h * p_.axis[2].in;
     if (planes_ > 1) reader_.start(data_[k]);
-    return planes_ > 1 && reader_.direct() ? reader_.at(d, h) : reader_.row(d, h);
+    return reader_.direct() ? reader_.at(d, h) : reader_.row(d, h);
   }
-  // Elements from one plane to the next in a row of inputs.
+  // Elements of copied inputs from one plane, and from one row, to the next.
   i64 plane_step() const { return spacing_ * p_.axis[2].stride * p_.inner; }
+  i64 row_step() const { return pitch_ * p_.axis[2].stride; }
 
-  bool double_row(i64 d, i64 h, Row into) {
-    const bool finite = copy_rows(d, h);
-    double_up(into);
-    for (i64 k = 0; !kNeedsFinite && k < planes_; ++k)
-      reduce_edges(padded_ + k * plane_step(), Op::at(into, k * spacing_ * p_.inner));
+  bool double_rows(i64 d, i64 h, i64 count, Row into) {
+    const bool finite = copy_rows(d, h, count);
+    double_up((count - 1) * pitch_ + length_, into);
+    for (i64 i = 0; !kNeedsFinite && i < count * planes_; ++i) {
+      const i64 r = i / planes_, k = i % planes_;
+      reduce_edges(padded_ + r * row_step() + k * plane_step(),
+                   Op::at(into, r * pitch_ + k * spacing_ * p_.inner));
+    }
     return finite;
   }
 
-  void double_up(Row into) const {
+  void double_up(i64 outputs, Row into) const {
     const Axis& a = p_.axis[2];
-    const i64 inner = p_.inner;
-    const Row dense = a.stride > 1 ? spaced_ : into;
-    for (i64 begin = 0; begin < dense_; begin += piece_) {
+    const i64 inner = p_.inner, dense = outputs * a.stride;
+    const Row doubled = a.stride > 1 ? spaced_ : into;
+    for (i64 begin = 0; begin < dense; begin += piece_) {
       poolgrad::double_up<Op>(a.kernel, a.dilation * inner, padded_ + begin,
-                              smaller(piece_, dense_ - begin), partial_, Op::at(dense, begin));
+                              smaller(piece_, dense - begin), partial_, Op::at(doubled, begin));
     }
-    if (a.stride > 1) Op::copy_strided(into, dense, length_ / inner, inner, a.stride * inner);
+    if (a.stride > 1) Op::copy_groups(into, doubled, outputs / inner, inner, a.stride * inner);
   }
 
   // Computes the outputs whose windows are not full again where the result may be the padding.
   void reduce_edges(const T* padded, Row into) const {
     const Axis& a = p_.axis[2];
-    const i64 inner = p_.inner, lo = tile_.lo[2], hi = tile_.hi[2];
-    const auto edges = [&](i64 begin, i64 end) {
-      if (begin >= end) return;
-      const Row reduced = Op::at(into, (begin - lo) * inner);
-      if (!Op::may_be_padding(reduced, (end - begin) * inner)) return;
-      for (i64 o = begin; o < end; ++o) reduce_edge(padded, origin_, inner, o, into);
-    };
-    const i64 full_lo = larger(lo, smaller(hi, a.full_lo));
-    edges(lo, full_lo);
-    edges(larger(full_lo, smaller(hi, a.full_hi)), hi);
+    for (i64 o = tile_.lo[2]; o < tile_.hi[2]; ++o) {
+      const bool is_full = o >= a.full_lo && o < a.full_hi;
+      if (!is_full && Op::may_be_padding(Op::at(into, (o - tile_.lo[2]) * p_.inner), p_.inner))
+        reduce_edge(padded, origin_, p_.inner, o, into);
+    }
   }
 
   // Computes the outputs of one column from its valid inputs. `from` is input column `origin`.
@@ -285,7 +296,7 @@ class WidthReduction {
   const char** data_;    // of the planes
   const bool converts_;  // planes are converted as a whole: their rows are short
   T* const converted_;
-  i64 planes_ = 1, spacing_ = 0, length_ = 0;
+  i64 planes_ = 1, rows_ = 1, spacing_ = 0, length_ = 0, pitch_ = 0;
   // For log-step doubling:
   i64 origin_ = 0;  // input column of tap 0 of the first window
   Range valid_{};   // input columns that are read

@@ -13,7 +13,8 @@ namespace poolgrad::inline POOLGRAD_ISA {
 template <class T>
 POOLGRAD_INLINE void put(const Dense& to, i64 first, const T* from, i64 n, bool nontemporal) {
   if (!has_type<T>(to)) {
-    prefetch(elements_of<char>(to, (first + kPrefetchElements<T>)*size_of(to.dtype)));
+    prefetch(elements_of<char>(to, (first + kPrefetchElements<T>)*size_of(to.dtype)),
+             n * size_of(to.dtype));
     return write(to, first, from, n);
   }
   T* at = elements_of<T>(to, first);

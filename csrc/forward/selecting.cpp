@@ -13,57 +13,44 @@ namespace {
 // Per-task state. Op: the reduction; Fast: the reduction of finite inputs.
 template <class Op, class Fast>
 struct SeparableState {
-  SeparableState(const Plan& p, const View& x, const Tile& tile, i64 flips, i64 planes,
-                 Arena& arena)
-      : SeparableState(p, x, tile, flips, planes, arena, Arena(arena)) {}
-
   Separable<Fast> fast;
   Separable<Op> exact;
-  typename Op::Row row;
-
- private:
-  // Both reductions use the same memory, as only one is in use at a time.
-  SeparableState(const Plan& p, const View& x, const Tile& tile, i64 flips, i64 planes,
-                 Arena& arena, Arena shared)
-      : fast(p, x, tile, {flips}, shared, planes),
-        exact(p, x, tile, {flips}, arena, planes),
-        row(Op::take(arena, exact.length())) {}
 };
 
 // Separable filtering. Where rows are doubled, inputs are reduced as if they were finite, and again
 // if one is not.
 template <class A, bool WithRoutes, class Route = u32>
-void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which) {
+void reduce(const Work& work, View x, Dense y, Dense routes, Select which) {
   const Plan& p = *work.plan;
   using Op = Max<A, WithRoutes, kFloat<A>, Route>;
   using Fast = Max<A, WithRoutes, kFloat<A> && !kSpecialised<A>, Route>;
   const i64 flips = flips_of<A>(which, x.dtype);
+  if (sizeof(A) == 1) x.dtype = y.dtype = Dtype::uint8;
   const bool has_empty = WithRoutes && has_empty_windows(p);
-  const Batch batch = Separable<Op>::batch(p);
-  Plan part = p;
-  part.inner = batch.channels;
   const bool assume_finite = doubles_along(p.axis[2]);
-  over_tiles<Tile>(
+  over_batches<Separable<Op>>(
       work,
-      [&](const Tile& tile, Arena& arena) {
-        return SeparableState<Op, Fast>(part, x, tile, flips, batch.planes, arena);
+      [&](const Plan& part, const Tile& tile, i64 planes, Arena& arena) {
+        return SeparableState<Op, Fast>{{part, x, tile, {flips}, arena, planes},
+                                        {part, x, tile, {flips}, arena, planes}};
       },
-      [&](auto& state, i64 first, i64 last, const Tile& tile) {
-        in_batches(p, batch, first, last, [&](i64 plane, i64 planes, i64 channel) {
-          const auto run = [&](auto& windows) {
-            return over_batch(p, batch, x, tile, plane, planes, channel, windows, state.row,
-                              [&](i64 od, i64 oh, typename Op::Row row, const Segments& segments) {
-                                finish<Op>(which, flips, row.v, row.r, windows.length());
-                                for (i64 k = 0; has_empty && k < planes; ++k)
-                                  route_empty(part, tile, od, oh, row.r + k * windows.spacing());
-                                write_segments(y, row.v, segments);
-                                if constexpr (WithRoutes) write_segments(routes, row.r, segments);
-                              });
-          };
-          if (!assume_finite || !run(state.fast)) run(state.exact);
-        });
-      },
-      false, batch.planes);
+      [&](auto& state, const Tile& tile, const Batch& batch) {
+        const auto run = [&](auto& windows) {
+          return over_batch(p, batch, x, tile, windows,
+                            [&](i64 od, i64 oh, typename Op::Row row, const Segments& s) {
+                              for (i64 k = 0; k < s.rows; ++k) {
+                                const auto here = row + k * s.from_spacing;
+                                finish<Op>(which, flips, here.v, here.r,
+                                           s.count / s.rows * s.length);
+                                if (has_empty)
+                                  route_empty(p, batch.channels, tile, od, oh + k, here.r);
+                              }
+                              write_segments(y, row.v, s);
+                              if constexpr (WithRoutes) write_segments(routes, row.r, s);
+                            });
+        };
+        if (!assume_finite || !run(state.fast)) run(state.exact);
+      });
 }
 
 void select(const Work& work, Select which, const View& x, Dense y, Dense routes) {
@@ -74,6 +61,8 @@ void select(const Work& work, Select which, const View& x, Dense y, Dense routes
   if constexpr (!kGeneralOnly) {
     if (algorithm != Algorithm::separable)
       return select_small(work, algorithm, which, x, y, routes);
+    if (!routes.data && size_of(x.dtype) == 1 && x.dtype != Dtype::boolean)
+      return reduce<std::uint8_t, false>(work, x, y, routes, which);
   }
   by_order(x.dtype, [&](auto a) {
     using A = decltype(a);

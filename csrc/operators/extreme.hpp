@@ -192,11 +192,11 @@ inline bool has_empty_windows(const Plan& p) {
 
 // Sets the routes of windows of row (od, oh) that hold no input to kNowhere.
 template <class Route>
-void route_empty(const Plan& p, const Tile& tile, i64 od, i64 oh, Route* r) {
+void route_empty(const Plan& p, i64 channels, const Tile& tile, i64 od, i64 oh, Route* r) {
   const bool none = span_of(p.axis[0], od).taps == 0 || span_of(p.axis[1], oh).taps == 0;
-  for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o, r += p.inner) {
+  for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o, r += channels) {
     if (none || span_of(p.axis[2], o).taps == 0)
-      std::fill(r, r + p.inner, static_cast<Route>(kNowhere));
+      std::fill(r, r + channels, static_cast<Route>(kNowhere));
   }
 }
 

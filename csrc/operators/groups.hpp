@@ -33,12 +33,4 @@ void in_groups(i64 taps, F&& fold) {
     fold(smaller(taps - begin, kMaxFolded), begin);
 }
 
-// Copies n groups of `inner` elements, `step` apart, side by side.
-template <class T>
-POOLGRAD_LOOP void copy_groups(T* to, const T* from, i64 n, i64 inner, i64 step) {
-  for (i64 o = 0; o < n; ++o) {
-    for (i64 c = 0; c < inner; ++c) to[o * inner + c] = from[o * step + c];
-  }
-}
-
 }  // namespace poolgrad::inline POOLGRAD_ISA

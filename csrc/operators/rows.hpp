@@ -13,6 +13,8 @@ template <class T, class Route>
 struct ValuesAndTaps {
   T* v;
   Route* r = nullptr;
+
+  ValuesAndTaps operator+(i64 n) const { return {v + n, r ? r + n : nullptr}; }
 };
 
 // What operators on rows share. Op provides kFill, the result of windows without an input;
@@ -73,9 +75,12 @@ struct Rows {
     return both;
   }
 
-  static void copy_strided(Row to, Row from, i64 n, i64 inner, i64 step) {
-    copy_groups(to.v, from.v, n, inner, step);
-    if constexpr (WithRoutes) copy_groups(to.r, from.r, n, inner, step);
+  // Copies n groups of `inner` elements, `step` apart, side by side.
+  POOLGRAD_LOOP static void copy_groups(Row to, Row from, i64 n, i64 inner, i64 step) {
+    for (i64 o = 0; o < n; ++o) {
+      std::copy_n(from.v + o * step, inner, to.v + o * inner);
+      if constexpr (WithRoutes) std::copy_n(from.r + o * step, inner, to.r + o * inner);
+    }
   }
 
   template <class Size, class First, class Loader>
@@ -96,7 +101,8 @@ struct Rows {
   // may_reduce_across: one window may be reduced across lanes, which rounds a sum differently.
   POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const T* from, i64 step, i64 gap, i64 taps,
                                         i64 tap, bool may_reduce_across = true) {
-    if ((Op::kIdempotent || may_reduce_across) && n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
+    const bool fills_lanes = gap == 1 && taps >= larger(kTapsAcrossLanes, kLanesOf<T>);
+    if ((Op::kIdempotent || may_reduce_across) && n == 1 && fills_lanes)
       return Op::reduce_across_lanes(to, from, taps, static_cast<u32>(tap));
     in_groups(taps, [&](i64 count, i64 begin) {
       by_stride(step, gap, taps, begin == 0, [&](auto loader) {

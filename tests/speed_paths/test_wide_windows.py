@@ -23,6 +23,7 @@ WINDOWS = [  # kernel, stride, dilation, padding
     ((33, 7), 1, 1, ((20, 2), (3, 30))),
     ((2, 64), 1, 1, ((0, 1), (63, 0))),
     ((8, 5), 1, (1, 3), 0),
+    ((6, 9), 1, 1, ((9, 20), (20, 11))),  # windows of padding alone, on each side
 ]
 
 # Numbers of channels: none, fewer than a vector has lanes, more than that, and more than are
