@@ -138,17 +138,17 @@ class RegisterBlockedBackward {
       const View &g = from.gy, &r = from.source;
       const bool inside =
           valid_.lo == first_ && valid_.hi == end_ && first >= 0 && first + lines <= p_.axis[1].out;
-      if (inside && g.dtype == DtypeOf<T>::value && r.dtype == Dtype::uint8 && g.width == 1 &&
-          r.width == 1) {
+      const i64 n = end_ - first_, joined = g.height == n ? lines : 1;  // lines read as one row
+      const bool readable = joined > 1 || g.dtype == DtypeOf<T>::value;
+      if (inside && readable && r.dtype == Dtype::uint8 && g.width == 1 && r.width == 1) {
         for (i64 i = first; i < first + lines; ++i) {
           prefetch_after(g, from.gradients, od, i, valid_, 1);
           prefetch_after(r, from.routes, od, i, valid_, 1);
         }
-        return {
-            reinterpret_cast<const T*>(from.gradients) + od * g.depth + first * g.height + first_,
-            reinterpret_cast<const std::uint8_t*>(from.routes) + od * r.depth + first * r.height +
-                first_,
-            g.height, r.height};
+        return {row_of(g, from.gradients, 1, od, first, first_, first_ + joined * n, gradients_),
+                reinterpret_cast<const std::uint8_t*>(from.routes) + od * r.depth +
+                    first * r.height + first_,
+                g.height, r.height};
       }
     }
     for (i64 i = 0; i < lines; ++i) copy_line(from, od, first + i, i * pitch_);
