@@ -131,8 +131,9 @@ class RegisterBlockedBackward {
     });
   }
 
-  // Returns lines from output row `first` on: in the array, if nothing around them is read, or
-  // copied. Shares are always copied.
+  // Returns lines from output row `first` on. If nothing around them is read, routes and gradients
+  // are read in the array, or gradients that follow each other are converted in one run; else lines
+  // are copied. Shares are always copied.
   Lines lines_of(const Operand& from, i64 od, i64 first, i64 lines) {
     if constexpr (HasRoutes) {
       const View &g = from.gy, &r = from.source;
