@@ -159,6 +159,17 @@ def test_volumes(kind: str, kernel: int, stride: int) -> None:
         _check("max_pool3d", x, True, kernel_size=kernel, stride=stride, padding=padding)
 
 
+@pytest.mark.parametrize("shape", [(2, 70, 64), (2, 70, 33), (2, 6, 70, 64)])
+def test_rows_of_two_byte_gradients(shape: tuple[int, ...]) -> None:
+    """Rows of gradients that follow each other are converted together, others one by one."""
+    x = _input(shape, "ties").astype(np.float16)
+    _check(f"max_pool{len(shape) - 1}d", x, True, kernel_size=2)
+    _, pullback = poolgrad.vjp(poolgrad.max_pool2d, x, kernel_size=2)
+    columns = np.random.default_rng(0).integers(-9, 10, (*x.shape[:-2], 35, 48)).astype(np.float16)
+    part = columns[..., : shape[-1] // 2]  # rows that do not follow each other
+    np.testing.assert_array_equal(pullback(part), pullback(part.copy()))
+
+
 @pytest.mark.parametrize(("kernel", "stride"), SHAPES)
 @pytest.mark.parametrize("count_include_pad", [True, False])
 def test_averages(count_include_pad: bool, kernel: int, stride: int) -> None:
