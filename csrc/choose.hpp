@@ -3,11 +3,11 @@
 //
 // Two decisions depend on values and are therefore made while an algorithm runs, not here:
 // - Algorithms that assume finite inputs (register_blocked of a maximum, squares of nonlinear
-//   operators, `separable` of a maximum where rows are doubled) sum what they read. Where the sum
-//   is not finite, the rows are computed again by `unrolled`, or the planes by `separable` without
-//   this assumption.
-// - `unrolled` pads short rows with the lowest number. An output that equals it is computed again
-//   from its valid inputs.
+//   operators, `separable` of a maximum where rows are doubled) test what they read. Where a
+//   NaN or, of all but register_blocked, an infinity is found, the rows are computed again by
+//   `unrolled`, or the planes by `separable` without this assumption.
+// - Algorithms that pad rows with the lowest number compute an output that equals it again, from
+//   its valid inputs.
 #pragma once
 
 #include "base/common.hpp"
@@ -78,7 +78,7 @@ bool force_algorithm(const char* name);
 
 // RAII guard: records the algorithms that are chosen on this thread, and the tasks that each call
 // is divided into.
-class Trace {
+class Trace : NonCopyable {
  public:
   struct Choice {
     Algorithm algorithm;
@@ -87,8 +87,6 @@ class Trace {
 
   // dry: calls are planned only; no array is read or written.
   explicit Trace(bool dry);
-  Trace(const Trace&) = delete;
-  Trace& operator=(const Trace&) = delete;
   ~Trace();
 
   void add(Algorithm algorithm);

@@ -116,10 +116,8 @@ class GatherShares {
   // The number of slots, a power of two: enough for all outputs whose windows hold one input; of
   // irregular windows, for a few neighbouring outputs: the shares of others are computed again.
   static i64 slots_of(const Axis& a) {
-    i64 slots = 1;
     const i64 outputs = smaller(a.out, a.regular() ? reach(a) / a.stride + 1 : 3);
-    while (slots <= kMaxSlots && slots < outputs) slots *= 2;
-    return slots;
+    return power_of_two(smaller(outputs, kMaxSlots + 1));
   }
 
   void prepare() {

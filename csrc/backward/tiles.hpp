@@ -1,6 +1,6 @@
-// Data structures of the backward passes. Each row of a tile of inputs is written once, as a sum
-// over the output rows whose windows hold it, in ascending order: the result does not depend on how
-// threads divide the tiles.
+// Data structures of the backward passes. Each row of a tile of inputs is computed by one thread,
+// as a sum over the output rows whose windows hold it, in ascending order: the result does not
+// depend on how threads divide the tiles.
 #pragma once
 
 #include <type_traits>

@@ -2,6 +2,7 @@
 // set.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 // The instruction set that a unit is compiled for, such as avx2. Headers of kernels are in the
@@ -51,6 +52,8 @@ constexpr i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
 constexpr i64 larger(i64 a, i64 b) { return a > b ? a : b; }
 constexpr i64 ceil_div(i64 a, i64 b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
 constexpr i64 floor_div(i64 a, i64 b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+// The least power of two that is not less than n, for ring buffers: divisions are slow.
+constexpr i64 power_of_two(i64 n) { return i64{1} << std::bit_width(std::uint64_t(n - 1)); }
 
 }  // namespace POOLGRAD_ISA
 }  // namespace poolgrad

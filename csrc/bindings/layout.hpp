@@ -63,7 +63,6 @@ class PlanLayout {
       plan_.taps = product(plan_.taps, axis.kernel);
     }
     require(plan_.taps < kNowhere, "a window has too many taps");
-    plan_.route_bytes = plan_.taps <= 255 ? 1 : plan_.taps <= 65535 ? 2 : 4;
     require(inner_axis >= -1 && inner_axis < rank && !(inner_axis >= 0 && is_pooled(inner_axis)),
             "no such inner axis");
     plan_.inner_axis = static_cast<int>(inner_axis);

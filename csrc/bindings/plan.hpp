@@ -181,18 +181,18 @@ class BoundPlan : public PlanLayout {
     f("nonlinear_backward", &BoundPlan::nonlinear_backward);
   }
 
+  // The smallest dtype of a route: a tap index, or kNowhere.
+  Dtype route_dtype() const {
+    if (plan_.taps <= 255) return Dtype::uint8;
+    return plan_.taps <= 65535 ? Dtype::uint16 : Dtype::uint32;
+  }
+
  private:
   static const Kernels& kernels() { return chosen_kernels(); }
 
   static Select selection(i64 n) { return checked_enum(n, Select::median, "no such selection"); }
   static NonlinearOp nonlinear_op(i64 n) {
     return checked_enum(n, NonlinearOp::expected, "no such nonlinear reduction");
-  }
-
-  Dtype route_dtype() const {
-    return plan_.route_bytes == 1   ? Dtype::uint8
-           : plan_.route_bytes == 2 ? Dtype::uint16
-                                    : Dtype::uint32;
   }
 
   template <bool Written>

@@ -79,6 +79,7 @@ template <class A, class Windows>
 void average_by_rows(const Work& work, const View& x, Dense y, Divisor divisor,
                      ReadOptions<A> reading = {}) {
   const Plan& p = *work.plan;
+  reading.outputs[0] = y;
   reading.pack = !doubles_along(p.axis[2]) && p.inner == 1;
   over_batches<Windows>(
       work,

@@ -21,26 +21,19 @@ double uniform(std::uint64_t seed, i64 index) {
   return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
 }
 
-template <class A>
-double weight(A value) {
-  return value > A(0) ? static_cast<double>(value) : 0.0;
-}
-
 // Returns the index of the input that `u`, a number in [0, 1), draws.
 template <class A>
 i64 draw(const A* inputs, i64 count, double u) {
   constexpr double kHuge = 0x1p900, kSmaller = 0x1p-100;  // so that no sum overflows
   double largest = 0, sum = 0, below = 0;
-  for (i64 t = 0; t < count; ++t) {
-    const double w = weight(inputs[t]);
-    largest = w > largest ? w : largest;
-  }
+  for (i64 t = 0; t < count; ++t) largest = inputs[t] > largest ? inputs[t] : largest;
   const double scale = largest > kHuge ? kSmaller : 1.0;
-  for (i64 t = 0; t < count; ++t) sum += scale * weight(inputs[t]);
+  const auto weight = [&](A value) { return value > A(0) ? scale * value : 0.0; };
+  for (i64 t = 0; t < count; ++t) sum += weight(inputs[t]);
   i64 winner = static_cast<i64>(u * static_cast<double>(count));
   if (sum == 0) return winner;
   for (i64 t = 0; t < count; ++t) {
-    const double w = scale * weight(inputs[t]);
+    const double w = weight(inputs[t]);
     below += w;
     if (w > 0) winner = t;
     if (below > u * sum) break;

@@ -16,7 +16,8 @@ inline constexpr bool kDoublesInRegisters =
 // Reduces windows of `kernel` neighbours, less than 64, at n positions. Reads a row once, from its
 // last vector to its first.
 template <class Op>
-POOLGRAD_LOOP void double_in_registers(i64 kernel, const float* from, i64 n, typename Op::Row to) {
+POOLGRAD_LOOP void double_in_registers(i64 kernel, const float* from, i64 n, typename Op::Row to,
+                                       GradualPrefetch outputs) {
   constexpr i64 W = kLanesOf<float>;
   using V = Vec<float, static_cast<int>(W)>;
   using Part = typename Op::template Part<V>;
@@ -25,6 +26,7 @@ POOLGRAD_LOOP void double_in_registers(i64 kernel, const float* from, i64 n, typ
   Part beyond{};             // those of 32 inputs of the vector after it
   for (i64 i = (n + kernel - 2) / W * W; i >= 0; i -= W) {
     const V here = load<V>(from + i);
+    outputs.next(Op::kElementBytes > sizeof(float) ? 2 : 1);  // with routes, or without
     Part part = Op::template part_of<Part>(here, 0), sum = part;
     i64 done = Op::kIdempotent ? 0 : kernel % kMaxFolded;  // inputs that `sum` holds
     POOLGRAD_UNROLL
@@ -58,11 +60,11 @@ POOLGRAD_LOOP void double_in_registers(i64 kernel, const float* from, i64 n, typ
 // `partial`: memory for n + (kernel - 4) * gap partial reductions. The kernel is greater than 4.
 template <class Op>
 void double_up(i64 kernel, i64 gap, const typename Op::In* from, i64 n, typename Op::Row partial,
-               typename Op::Row to) {
+               typename Op::Row to, GradualPrefetch outputs) {
   using Row = typename Op::Row;
   i64 size = kMaxFolded;  // inputs that each element of `partial` holds
   if constexpr (kDoublesInRegisters<Op>) {
-    if (gap == 1 && kernel < 64) return double_in_registers<Op>(kernel, from, n, to);
+    if (gap == 1 && kernel < 64) return double_in_registers<Op>(kernel, from, n, to, outputs);
   }
   i64 done = Op::kIdempotent ? 0 : kernel % size;  // inputs that each element of `to` holds
   if (done > 0) Op::fold_inputs(to, n, from, 1, gap, done, 0);
@@ -114,6 +116,9 @@ class WidthReduction {
         tile_(tile),
         doubles_(doubles_along(plan.axis[2])),
         reader_(plan, x, tile.lo[2], tile.hi[2], options, arena),
+        output_prefetch_{{options.outputs[0].data, options.outputs[1].data},
+                         {size_of(options.outputs[0].dtype), size_of(options.outputs[1].dtype)},
+                         plan.out_plane()},
         step_(reader_.step()),
         data_(arena.take<const char*>(planes)),
         converts_(planes > 1 && plan.in_plane() <= kMaxConverted && plan.axis[0].in == 1 &&
@@ -151,7 +156,7 @@ class WidthReduction {
   i64 rows_at_once() const { return rows_; }
 
   void start(const View& x, const Batch& batch) {
-    planes_ = batch.planes;
+    planes_ = batch.planes, plane_ = batch.plane, prefetch_distance_ = kPieceElements / planes_;
     for (i64 k = 0; k < planes_; ++k) {
       data_[k] = plane_of(x, batch.plane + k) + batch.channel * x.inner * size_of(x.dtype);
       if (converts_) reader_.convert(data_[k], p_.in_plane(), converted_ + k * p_.in_plane());
@@ -180,11 +185,11 @@ class WidthReduction {
   static i64 in_vectors(i64 n) { return ceil_div(n, W) * W; }
 
   // Adds n neighbours to `sum`, if Op needs finite inputs, and copies them.
-  POOLGRAD_INLINE static void copy(const T* from, T* to, i64 n, Vec<T, W>& sum) {
+  POOLGRAD_INLINE void copy(const T* from, T* to, i64 n, Vec<T, W>& sum) const {
     using V = Vec<T, W>;
     const auto step = [&](i64 i) {
       const V inputs = load<V>(from + i);
-      prefetch(from + i + kPrefetchElements<T>);
+      prefetch(from + i + prefetch_distance_);
       store(to + i, inputs);
       if constexpr (kNeedsFinite) sum += inputs;
     };
@@ -222,6 +227,7 @@ class WidthReduction {
 
   bool double_rows(i64 d, i64 h, i64 count, Row into) {
     const bool finite = copy_rows(d, h, count);
+    if constexpr (kDoublesInRegisters<Op>) prefetch_outputs(d, h, count);
     double_up((count - 1) * pitch_ + length_, into);
     for (i64 i = 0; !kNeedsFinite && i < count * planes_; ++i) {
       const i64 r = i / planes_, k = i % planes_;
@@ -231,13 +237,24 @@ class WidthReduction {
     return finite;
   }
 
-  void double_up(i64 outputs, Row into) const {
+  // Sets the outputs to prefetch: the same part of a plane as these rows are of a plane of inputs.
+  void prefetch_outputs(i64 d, i64 h, i64 count) {
+    const i64 row = d * p_.axis[1].in + h, rows = p_.axis[0].out * p_.axis[1].out;
+    const i64 first = row * rows / p_.in_rows(), last = (row + count) * rows / p_.in_rows();
+    GradualPrefetch& to = output_prefetch_;
+    to.at = plane_ * p_.out_plane() + first * p_.axis[2].out;
+    to.run = (last - first) * p_.axis[2].out, to.end = to.at + to.run, to.runs = planes_;
+  }
+
+  void double_up(i64 outputs, Row into) {
     const Axis& a = p_.axis[2];
     const i64 inner = p_.inner, dense = outputs * a.stride;
     const Row doubled = a.stride > 1 ? spaced_ : into;
     for (i64 begin = 0; begin < dense; begin += piece_) {
       poolgrad::double_up<Op>(a.kernel, a.dilation * inner, padded_ + begin,
-                              smaller(piece_, dense - begin), partial_, Op::at(doubled, begin));
+                              smaller(piece_, dense - begin), partial_, Op::at(doubled, begin),
+                              output_prefetch_);
+      output_prefetch_.at += piece_;
     }
     if (a.stride > 1) Op::copy_groups(into, doubled, outputs / inner, inner, a.stride * inner);
   }
@@ -292,11 +309,13 @@ class WidthReduction {
   const Tile tile_;
   const bool doubles_;
   Reader<T> reader_;
+  GradualPrefetch output_prefetch_;
+  i64 prefetch_distance_ = 0;  // in elements: the rows that are reduced next
   const i64 step_;
   const char** data_;    // of the planes
   const bool converts_;  // planes are converted as a whole: their rows are short
   T* const converted_;
-  i64 planes_ = 1, rows_ = 1, spacing_ = 0, length_ = 0, pitch_ = 0;
+  i64 planes_ = 1, plane_ = 0, rows_ = 1, spacing_ = 0, length_ = 0, pitch_ = 0;
   // For log-step doubling:
   i64 origin_ = 0;  // input column of tap 0 of the first window
   Range valid_{};   // input columns that are read

@@ -43,28 +43,6 @@ bool by_width(i64 n, F&& f) {
   return true;
 }
 
-// Whether partial reductions of a window can be merged.
-template <class Op>
-concept Merges = requires { typename Op::AssumeNoNaN; };
-
-// The operator that assumes that no input is NaN.
-template <class Op>
-struct WithoutNaN {
-  using type = Op;
-};
-template <Merges Op>
-struct WithoutNaN<Op> {
-  using type = typename Op::AssumeNoNaN;
-};
-
-// Whether the order of merges changes the rounding.
-template <class Op>
-concept Rounds = Op::kRounds;
-
-// Whether inputs are added one by one where windows share no line.
-template <class Op>
-concept AddsInOrder = Rounds<Op> && !Op::kByLines;
-
 // One depth of the windows of a block: its first tap and, if other windows hold this depth too,
 // memory for its partial reductions, one for each row of outputs. cached: they are already
 // computed.
@@ -113,7 +91,7 @@ POOLGRAD_INLINE void reduce_columns(i64 rows, i64 depths, V& nan_check, Start&& 
       for (i64 q = 0; q < rows; ++q) finish(q, slice.partials[q]);
       continue;
     }
-    if constexpr (S >= K && AddsInOrder<Op>) {
+    if constexpr (S >= K && Op::kRounds && !Op::kByLines) {  // inputs are added one by one
       for (i64 q = 0; q < rows; ++q) {
         prefetch_next();
         auto partial = row_partials[q];

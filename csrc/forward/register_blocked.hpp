@@ -66,7 +66,7 @@ class RegisterBlocked {
     }
     // Depths that are reduced on their own are merged in another order.
     caches_depths_ =
-        !Rounds<Op> && depth.kernel > depth.stride && depth.dilation == 1 && height.dilation == 1;
+        !Op::kRounds && depth.kernel > depth.stride && depth.dilation == 1 && height.dilation == 1;
     partials_ = arena.take<char>(caches_depths_ ? kSlots * partial_bytes_ : 0);
   }
 
@@ -103,7 +103,7 @@ class RegisterBlocked {
   // Whether one of outputs lo ... hi of a row may be the padding instead of an input, so that its
   // route is wrong.
   bool may_be_padding(i64 oh, i64 lo, i64 hi, Target row) const {
-    if (!kRouted || !used_) return false;
+    if (!used_ || !requires { requires Op::kWithRoutes; }) return false;
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const auto found = [&](i64 begin, i64 end) {
       T* const last = row.y + (end - lo) * p_.inner;
@@ -114,8 +114,7 @@ class RegisterBlocked {
   }
 
  private:
-  static constexpr bool kRouted = requires { requires Op::kWithRoutes; };
-  static constexpr bool kCompiled = Merges<Op> && kSpecialised<T>;
+  static constexpr bool kCompiled = !Heavy<Op> && kSpecialised<T>;
   static constexpr i64 kMaxStride = sizeof(T) < 4 ? 2 : 3;  // no shuffle of every third byte
 
   static constexpr i64 kLine = 64 / static_cast<i64>(sizeof(T));
@@ -176,20 +175,25 @@ class RegisterBlocked {
 
   // Finds where lines of inputs begin, from line `first` on, including the padding of the first
   // window. Lines are read in place if the memory around them may be read, else copied between
-  // padding.
+  // padding; without padding, lines that follow each other are copied in one run.
   POOLGRAD_LOOP void find_lines(i64 k, i64 d, i64 first, i64 lines) {
     const i64 in = p_.axis[1].in, lo = p_.axis[2].lo;
     const i64 margin = before_ + after_ == 0 ? 0 : 1;  // the first and last line have no neighbour
     const T** at = lines_at_ + k * lines_;
     i64 offset = d * x_.depth + first * x_.height - lo;
-    for (i64 i = 0; i < lines; ++i, offset += x_.height) {
+    T* copy = copies_ + k * lines_ * pitch_;
+    const bool joined = !readable_ && margin == 0 && first >= 0 && first + lines <= in &&
+                        !x_.row_columns && x_.width == 1 && x_.height == p_.axis[2].in &&
+                        x_.height <= pitch_;
+    if (joined) copy_row(x_, plane_, d, first, 0, lines * x_.height, flips_, copy);
+    for (i64 i = 0; i < lines; ++i, offset += x_.height, copy += joined ? x_.height : pitch_) {
       const i64 h = first + i;
       if (readable_ && h >= margin && h < in - margin) {
         at[i] = reinterpret_cast<const T*>(plane_) + offset;
         continue;
       }
-      T* copy = copies_ + (k * lines_ + i) * pitch_;
       at[i] = copy;
+      if (joined) continue;
       if (h < 0 || h >= in) std::fill(copy + inputs_.lo + lo, copy + inputs_.hi + lo, fill_);
       else copy_row(x_, plane_, d, h, inputs_.lo, inputs_.hi, flips_, copy + inputs_.lo + lo);
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 
 #include "base/scratch.hpp"
 #include "geometry/view.hpp"
@@ -54,6 +55,7 @@ struct ReadOptions {
                       // shape only
   const Plan* windows = nullptr;  // divide each input by the divisor of its window
   Divisor divisor{};
+  std::array<Dense, 2> outputs{};  // prefetched while rows are reduced along the width
 };
 
 // Reads input rows as numbers of type A; copies a row only if it must be converted or padded.
@@ -76,14 +78,15 @@ class Reader {
     padded_ = options.pad && a.regular() && (begin < lo_ || end > hi_) && has_little_padding(a);
     if (padded_) from_ = smaller(lo_, begin), to_ = larger(hi_, end);  // windows of padding alone
     direct_ &= !padded_;
-    depth_mask_ = ring(options.depths) - 1, height_mask_ = ring(options.heights) - 1;
-    const i64 slots = (depth_mask_ + 1) * (height_mask_ + 1);
+    depth_mask_ = power_of_two(options.depths) - 1;
+    height_mask_ = power_of_two(options.heights) - 1;
+    slots_ = (depth_mask_ + 1) * (height_mask_ + 1);
     length_ = (to_ - from_) * p.inner;
     bytes_ = (hi_ - lo_) * (p.inner > 1 ? p.inner : x.width) * size_of(x.dtype);
     if (direct_) return;
     if (options.windows) divisors_ = arena.take<A>((hi_ - lo_) * p.inner);
-    buffers_ = arena.take<A>(slots * length_);
-    cached_ = arena.take<CachedRow>(slots);
+    buffers_ = arena.take<A>(slots_ * length_);
+    cached_ = arena.take<CachedRow>(slots_);
   }
 
   i64 step() const { return direct_ ? x_.width : inner_; }  // from one column to the next
@@ -101,8 +104,7 @@ class Reader {
   void start(const char* plane) {
     plane_ = plane;
     for (i64& prefetched : prefetched_) prefetched = -1;
-    const i64 slots = (depth_mask_ + 1) * (height_mask_ + 1);
-    for (i64 k = 0; !direct_ && k < slots; ++k) cached_[k].key = -1;
+    for (i64 k = 0; !direct_ && k < slots_; ++k) cached_[k].key = -1;
     if (options_.windows && !std::exchange(has_divisors_, true))
       options_.divisor.fill_row(options_.windows->axis[2], inner_, lo_, hi_, divisors_);
   }
@@ -132,14 +134,6 @@ class Reader {
     const A* row;
   };
 
-  // Number of slots of a ring buffer of neighbouring rows: a power of two, because divisions are
-  // slow.
-  static i64 ring(i64 rows) {
-    i64 slots = 1;
-    while (slots < rows) slots *= 2;
-    return slots;
-  }
-
   const A* read(i64 d, i64 h, A* buffer) const {
     const i64 n = (hi_ - lo_) * inner_;
     A* valid = buffer + (lo_ - from_) * inner_;
@@ -166,7 +160,7 @@ class Reader {
 
   const View& x_;
   const ReadOptions<A> options_;
-  i64 inner_, lo_, hi_, from_, to_, rows_, length_ = 0, depth_mask_, height_mask_;
+  i64 inner_, lo_, hi_, from_, to_, rows_, length_ = 0, depth_mask_, height_mask_, slots_;
   bool direct_, padded_ = false, has_divisors_ = false;
   const char* plane_ = nullptr;
   i64 bytes_, prefetched_[4];  // of a row; the last prefetched row of each of four depths

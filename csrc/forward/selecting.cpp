@@ -10,13 +10,6 @@
 namespace poolgrad::inline POOLGRAD_ISA {
 namespace {
 
-// Per-task state. Op: the reduction; Fast: the reduction of finite inputs.
-template <class Op, class Fast>
-struct SeparableState {
-  Separable<Fast> fast;
-  Separable<Op> exact;
-};
-
 // Separable filtering. Where rows are doubled, inputs are reduced as if they were finite, and again
 // if one is not.
 template <class A, bool WithRoutes, class Route = u32>
@@ -24,15 +17,19 @@ void reduce(const Work& work, View x, Dense y, Dense routes, Select which) {
   const Plan& p = *work.plan;
   using Op = Max<A, WithRoutes, kFloat<A>, Route>;
   using Fast = Max<A, WithRoutes, kFloat<A> && !kSpecialised<A>, Route>;
+  struct State {
+    Separable<Fast> fast;  // for finite inputs
+    Separable<Op> exact;
+  };
   const i64 flips = flips_of<A>(which, x.dtype);
   if (sizeof(A) == 1) x.dtype = y.dtype = Dtype::uint8;
   const bool has_empty = WithRoutes && has_empty_windows(p);
-  const bool assume_finite = doubles_along(p.axis[2]);
   over_batches<Separable<Op>>(
       work,
       [&](const Plan& part, const Tile& tile, i64 planes, Arena& arena) {
-        return SeparableState<Op, Fast>{{part, x, tile, {flips}, arena, planes},
-                                        {part, x, tile, {flips}, arena, planes}};
+        const ReadOptions<A> reading{.flips = flips, .outputs = {y, routes}};
+        return State{{part, x, tile, reading, arena, planes},
+                     {part, x, tile, reading, arena, planes}};
       },
       [&](auto& state, const Tile& tile, const Batch& batch) {
         const auto run = [&](auto& windows) {
@@ -49,7 +46,7 @@ void reduce(const Work& work, View x, Dense y, Dense routes, Select which) {
                               if constexpr (WithRoutes) write_segments(routes, row.r, s);
                             });
         };
-        if (!assume_finite || !run(state.fast)) run(state.exact);
+        if (!doubles_along(p.axis[2]) || !run(state.fast)) run(state.exact);
       });
 }
 

@@ -111,7 +111,8 @@ struct Segments {
 
 // Writes rows.
 template <class T>
-POOLGRAD_LOOP void write_segments(const Dense& to, const T* from, const Segments& s) {
+POOLGRAD_LOOP void write_segments(const Dense& to, const T* from, Segments s) {
+  if (s.from_spacing == s.length && s.to_spacing == s.length) s.length *= std::exchange(s.count, 1);
   for (i64 k = 0; k < s.count; ++k, from += s.from_spacing)
     put(to, s.first + k * s.to_spacing, from, s.length, false);
 }

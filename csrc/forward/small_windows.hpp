@@ -72,7 +72,7 @@ class SmallWindows {
   const Tile tile_;
   const i64 inner_, length_;  // elements of a pixel, and of a row
   Unrolled<Op> windows_;
-  RegisterBlocked<typename WithoutNaN<Op>::type> blocked_;
+  RegisterBlocked<typename Op::AssumeNoNaN> blocked_;
   std::conditional_t<Joins<Op>, JoinedRows<Op>, NoJoinedRows<Op>> joined_;
 
  public:

@@ -20,11 +20,6 @@ POOLGRAD_INLINE V load_every(const T* from, i64 t, i64 step) {
   else return load_stride_3<V>(from, t);
 }
 
-// Whether Op has code for square windows of finite inputs whose other settings are compile-time
-// constants.
-template <class Op>
-concept HasFixedSquares = requires { requires Op::kHasFixedSquares; };
-
 // Whether `store` compiles to so much code that it is compiled for one vector width, with masked
 // tails.
 template <class Op>
@@ -92,7 +87,8 @@ class Unrolled {
   // Computes n neighbouring outputs from taps at `offset`, which step from one output to the next.
   // together: the number of neighbours that are loaded at each tap; 0: each tap is one input.
   static void reduce_row(Target to, i64 n, i64 offset, Taps taps, i64 step, i64 together) {
-    if constexpr (HasFixedSquares<Op>) {
+    // Square windows of finite inputs whose other settings are compile-time constants.
+    if constexpr (requires { requires Op::kHasFixedSquares; }) {
       const auto squares = [&](auto kernel, auto stride) {
         constexpr int kTaps = kernel() * kernel();
         return taps.count == kernel && together == kernel && step == stride && n >= kLanes &&

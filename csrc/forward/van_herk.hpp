@@ -160,7 +160,10 @@ class AxisReduction {
     };
     if (added.lo == added.hi) windows.hi = 0;  // the suffixes are the windows
     i64 i = 0;
-    for (; kSpecialised<typename Op::In> && i + 4 * W <= n_; i += 4 * W) columns(Const<4>{}, i);
+    // Fewer where elements are large: the vectors of two blocks should fit into the first cache.
+    constexpr i64 kAtOnce = smaller(4, 16 / Op::kElementBytes);
+    for (; kSpecialised<typename Op::In> && i + kAtOnce * W <= n_; i += kAtOnce * W)
+      columns(Const<kAtOnce>{}, i);
     for (; i < n_; i += W) columns(Const<1>{}, i);
   }
 

@@ -1,6 +1,8 @@
 // Computes which inputs each window holds: along one axis, and in a whole array.
 #pragma once
 
+#include <utility>
+
 #include "base/common.hpp"
 
 namespace poolgrad {
@@ -48,7 +50,6 @@ struct Plan {
   int inner_axis = -1;
   bool inner_is_channel = false;  // else a plane's channel is its index modulo the channels
   i64 taps = 1;                   // taps of a window
-  int route_bytes = 1;            // bytes of one route
 
   i64 in_rows() const { return axis[0].in * axis[1].in; }
   i64 in_plane() const { return in_rows() * axis[2].in * inner; }
@@ -101,12 +102,7 @@ inline Axis regular_axis(Axis a, i64 stride, i64 lo, i64 hi, i64 dilation) {
 // windows hold this input. The gradient of an average is an average of gradients over it.
 inline Axis transposed(const Axis& a) {
   Axis t = a;
-  t.in = a.out;
-  t.out = a.in;
-  t.n = a.m;
-  t.m = a.n;
-  t.first = a.before;
-  t.before = a.first;
+  std::swap(t.in, t.out), std::swap(t.n, t.m), std::swap(t.first, t.before);
   return regular_axis(t, 1, reach(a) - a.lo, 0, a.dilation);
 }
 

@@ -118,7 +118,7 @@ template <class Op, class T, bool WithRoutes>
 struct RegisterMax {
   using In = T;
   using Target = MaxTarget<T, WithRoutes>;
-  static constexpr bool kByLines = false, kPads = true, kWithRoutes = WithRoutes;
+  static constexpr bool kByLines = false, kRounds = false, kPads = true, kWithRoutes = WithRoutes;
   static Target target(T* y, std::uint8_t* routes) { return {y, routes}; }
   static bool may_be_padding(Target to, i64 i) { return to.y[i] == Op::kFill; }
   static void clear(Target to, i64 n) {

@@ -84,7 +84,8 @@ struct MedianNetwork {
     Target line(i64 row, i64 length) const { return at(row * length); }
   };
   static Target target(T* y, std::uint8_t* routes) { return {y, routes}; }
-  static constexpr bool kByLines = false;
+  using AssumeNoNaN = MedianNetwork;
+  static constexpr bool kByLines = false, kRounds = false;
   static constexpr bool kPads = false;  // padding is not part of a window
   static constexpr bool kHeavy = true;
   static constexpr T kFill = T(0);
@@ -97,7 +98,10 @@ struct MedianNetwork {
     int count;
   };
 
-  static void clear(Target to, i64 n) { std::fill(to.y, to.y + n, T(0)); }  // no window is empty
+  static void clear(Target to, i64 n) {  // only windows of a stored program may be empty
+    std::fill(to.y, to.y + n, T(0));
+    if (to.routes) std::memset(to.routes, 0xFF, static_cast<std::size_t>(n));
+  }
 
   template <class V>
   static Partial<V> first(V value, u32 tap) {

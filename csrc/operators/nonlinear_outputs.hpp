@@ -184,7 +184,8 @@ struct SmallNonlinear {
     i64 first;
     Target at(i64 offset) const { return {line, first + offset}; }
   };
-  static constexpr bool kByLines = false;
+  using AssumeNoNaN = SmallNonlinear;
+  static constexpr bool kByLines = false, kRounds = false;
   static constexpr bool kPads = false;  // no value leaves a result unchanged
   static constexpr bool kHeavy = true;
   static constexpr A kFill = A(0);

@@ -11,7 +11,8 @@
 
 namespace poolgrad {
 
-// Python passes these numbers: positions in DTYPE_NAMES of src/poolgrad/dtypes.py.
+// Python passes these numbers: positions in DTYPE_NAMES of src/poolgrad/dtypes.py. Floats come
+// first.
 enum class Dtype {
   float16,
   bfloat16,
@@ -51,15 +52,11 @@ inline i64 size_of(Dtype dtype) {
   return is(float64, int64) ? 8 : 4;
 }
 
-inline bool is_floating(Dtype dtype) {
-  return dtype == Dtype::float16 || dtype == Dtype::bfloat16 || dtype == Dtype::float32 ||
-         dtype == Dtype::float64;
-}
+inline bool is_floating(Dtype dtype) { return dtype <= Dtype::float64; }
 
 // Whether elements of this type are added in double, since float does not represent all of them.
 inline bool is_wide(Dtype dtype) {
-  return dtype == Dtype::float64 || dtype == Dtype::int32 || dtype == Dtype::uint32 ||
-         dtype == Dtype::int64;
+  return size_of(dtype) == 8 || dtype == Dtype::int32 || dtype == Dtype::uint32;
 }
 
 // The bits of float16 and of bfloat16.
@@ -295,15 +292,14 @@ void by_element(Dtype dtype, F&& f) {
 // Calls f(A{}) with the type A in which elements are compared (by_order) or added (by_sum), or in
 // which routes are read (by_route).
 template <class F>
-void by_order(Dtype dtype, F&& f) {
-  if (dtype == Dtype::int64) f(i64{});
-  else if (is_wide(dtype)) f(double{});
-  else f(float{});
-}
-template <class F>
 void by_sum(Dtype dtype, F&& f) {
   if (is_wide(dtype)) f(double{});
   else f(float{});
+}
+template <class F>
+void by_order(Dtype dtype, F&& f) {
+  if (dtype == Dtype::int64) f(i64{});
+  else by_sum(dtype, f);
 }
 template <class F>
 void by_route(Dtype dtype, F&& f) {

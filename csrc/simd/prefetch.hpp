@@ -1,6 +1,8 @@
 // Prefetches memory that will soon be read or written.
 #pragma once
 
+#include <array>
+
 #include "simd/vector.hpp"
 
 namespace poolgrad::inline POOLGRAD_ISA {
@@ -30,5 +32,22 @@ POOLGRAD_INLINE void prefetch(const void* at, i64 bytes) {
   if (bytes > kMaxPrefetchedRow) return;
   for (i64 i = 0; i < bytes; i += 64) prefetch(static_cast<const char*>(at) + i);
 }
+
+// Prefetches elements of arrays into the second-level cache, a few at a time between computations:
+// only few misses can be outstanding. `runs` runs of `run` elements begin `step` elements apart;
+// the first begins at `at`, the current one ends before `end`.
+struct GradualPrefetch {
+  std::array<const char*, 2> arrays;
+  std::array<i64, 2> bytes;  // of an element
+  i64 step, at = 0, run = 0, end = 0, runs = 0;
+
+  // Prefetches 16 elements of the first `count` arrays.
+  POOLGRAD_INLINE void next(std::size_t count) {
+    if (at >= end && --runs > 0) at += step - run, end += step;
+    if (at >= end) return;
+    for (std::size_t k = 0; k < count; ++k) __builtin_prefetch(arrays[k] + at * bytes[k], 0, 2);
+    at += 16;
+  }
+};
 
 }  // namespace poolgrad::inline POOLGRAD_ISA

@@ -10,6 +10,7 @@ from frontend_calls import torch
 from processes import assert_runs
 
 import poolgrad
+from poolgrad import _kernels
 from poolgrad import numpy as front
 from poolgrad.dtypes import DTYPE_NAMES
 from poolgrad.interface import NONLINEAR, SELECTIONS
@@ -49,6 +50,22 @@ def test_arrays_that_do_not_fit_the_plan(arrays: dict[str, Any], message: str) -
     given = {"x": X, "y": Y, "routes": ROUTES} | arrays
     with pytest.raises(ValueError, match=message):
         kernels_of(X).select(MAX, given["x"], given["y"], given["routes"], False, None, 1)
+
+
+@pytest.mark.parametrize("which", range(len(SELECTIONS)))
+@pytest.mark.parametrize("size", [3, 31])
+def test_empty_windows_are_routed_nowhere(size: int, which: int) -> None:
+    """The windows of a stored program have not been validated: some may hold padding only."""
+    pad, out = size + 2, 40 + size + 5
+    # position, kind, in, out, kernel_size, stride, lo, hi, dilation, first, before, n, m
+    axis = [1, 0, 40, out, size, 1, pad, pad, 1, 0, 0, 40, out]
+    y, routes = np.full((2, out), 7, np.float32), np.full((2, out), 77, np.uint8)
+    plan = _kernels.Plan(axis, [2, 40], -1, FLOAT32, FLOAT32, 0)
+    plan.select(which, np.ones((2, 40), np.float32), y, routes, False, None, 1)
+    empty = [o for o in range(out) if not 0 < o - pad + size < 40 + size]
+    assert empty
+    assert (routes[:, empty] == 255).all()
+    assert not (y[:, empty] == 7).any()
 
 
 class Elsewhere:

@@ -170,6 +170,21 @@ def test_rows_of_two_byte_gradients(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(pullback(part), pullback(part.copy()))
 
 
+@pytest.mark.parametrize("columns", [48, 49])
+@pytest.mark.parametrize(("kernel", "stride"), SHAPES)
+def test_rows_that_are_copied_in_one_run(kernel: int, stride: int, columns: int) -> None:
+    """Without padding, rows that follow each other are converted or flipped together."""
+    wide = np.random.default_rng(0).integers(-9, 10, (2, 3, 35, 60)).astype(np.float32)
+    part = wide[..., :columns]  # rows that do not follow each other
+    means = poolgrad.avg_pool2d(part.astype(np.float64), kernel, stride).astype(np.float16)
+    lowest = -poolgrad.max_pool2d(-part, kernel, stride)
+    halves = wide.astype(np.float16)[..., :columns]
+    for copied in (np.ndarray.view, np.ndarray.copy):
+        y = poolgrad.avg_pool2d(copied(halves), kernel, stride)
+        np.testing.assert_array_equal(y, means)
+        np.testing.assert_array_equal(poolgrad.min_pool2d(copied(part), kernel, stride), lowest)
+
+
 @pytest.mark.parametrize(("kernel", "stride"), SHAPES)
 @pytest.mark.parametrize("count_include_pad", [True, False])
 def test_averages(count_include_pad: bool, kernel: int, stride: int) -> None:

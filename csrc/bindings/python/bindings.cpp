@@ -123,7 +123,7 @@ NB_MODULE(_kernels_of_main, m) {
              return std::pair(r.lo, r.hi);
            })
       .def_prop_ro("taps", [](const BoundPlan& self) { return self.plan().taps; })
-      .def_prop_ro("route_bytes", [](const BoundPlan& self) { return self.plan().route_bytes; });
+      .def_prop_ro("route_bytes", [](const BoundPlan& p) { return size_of(p.route_dtype()); });
   BoundPlan::each_kernel([&](const char* name, auto kernel) { add_kernel(plan, name, kernel); });
   nb::class_<BoundRegions> regions(m, "Regions");
   regions.def(nb::init<const std::vector<i64>&, const std::vector<i64>&, const std::string&, Input,

@@ -54,9 +54,7 @@ struct XlaArrays {
   const Array& find(i64 number) const {
     const std::size_t count = number >= 0 ? operands : all.size() - operands;
     const auto index = static_cast<std::uint64_t>(number >= 0 ? number : -2 - number);
-    if (number == kNone || index >= count) {
-      throw std::invalid_argument("no such array: " + std::to_string(number));
-    }
+    require(number != kNone && index < count, "no such array");
     return all[number >= 0 ? index : operands + index];
   }
 
