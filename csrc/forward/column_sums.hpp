@@ -18,7 +18,8 @@ class ColumnSums : NonCopyable {
              i64)
       : p_(plan),
         tile_(tile),
-        reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan.axis[1]), arena),
+        reader_(plan, x, tile.lo[2], tile.hi[2],
+                {.heights = (kMaxFolded - 1) * plan.axis[1].dilation + 1, .pack = true}, arena),
         columns_(inputs_of(plan.axis[2], tile.lo[2], tile.hi[2])),
         sums_(arena.take<A>(plan.axis[2].in)),
         row_(Sum<A>::take(arena, tile.hi[2] - tile.lo[2])) {}
@@ -58,10 +59,6 @@ class ColumnSums : NonCopyable {
   }
 
  private:
-  static ReadOptions<A> reading(const Axis& height) {
-    return {.heights = (kMaxFolded - 1) * height.dilation + 1, .pack = true};
-  }
-
   const Plan& p_;
   const Tile tile_;
   Reader<A> reader_;

@@ -50,9 +50,8 @@ class JoinedRows {
         used_(used),
         pitch_(in_place_ ? plan.axis[2].in : covered_length(plan.axis[2], plan.axis[2].out)),
         max_rows_(smaller(tile.hi[1] - tile.lo[1], larger(1, kJoinedOutputs / pitch_))),
-        padded_copy_(used && !in_place_
-                         ? arena.take<T>(covered_length(plan.axis[1], max_rows_) * pitch_)
-                         : nullptr) {
+        padded_copy_(arena.take<T>(
+            used && !in_place_ ? covered_length(plan.axis[1], max_rows_) * pitch_ : 0)) {
     const i64 n = used ? joined_length(max_rows_) + kCopyLanes : 0;
     joined_.y = arena.take<T>(n);
     if constexpr (Op::kWithRoutes) joined_.routes = arena.take<std::uint8_t>(n);
@@ -97,10 +96,8 @@ class JoinedRows {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const i64 lo = larger(0, -width.lo), hi = smaller(width.in, pitch_ - width.lo);
     const bool moves = max_rows_ < height.out;  // the position of the padding differs between calls
-    if (!padding_filled_) {
+    if (!std::exchange(padding_filled_, true))
       std::fill(padded_copy_, padded_copy_ + covered_length(height, max_rows_) * pitch_, Op::kFill);
-    }
-    padding_filled_ = true;
     for (i64 r = 0, h = oh * height.stride - height.lo; r < covered_length(height, rows);
          ++r, ++h) {
       T* row = padded_copy_ + r * pitch_;

@@ -122,7 +122,7 @@ class WidthReduction {
         step_(reader_.step()),
         data_(arena.take<const char*>(planes)),
         converts_(planes > 1 && plan.in_plane() <= kMaxConverted && plan.axis[0].in == 1 &&
-                  x.width == 1 && x.height == plan.axis[2].in && reader_.is_convertible()),
+                  x.height == plan.axis[2].in && reader_.is_convertible()),
         converted_(arena.take<T>(converts_ ? planes * plan.in_plane() : 0)) {
     const Axis& a = plan.axis[2];
     const i64 outputs = tile.hi[2] - tile.lo[2], covered = covered_length(a, outputs);
@@ -159,7 +159,8 @@ class WidthReduction {
     planes_ = batch.planes, plane_ = batch.plane, prefetch_distance_ = kPieceElements / planes_;
     for (i64 k = 0; k < planes_; ++k) {
       data_[k] = plane_of(x, batch.plane + k) + batch.channel * x.inner * size_of(x.dtype);
-      if (converts_) reader_.convert(data_[k], p_.in_plane(), converted_ + k * p_.in_plane());
+      if (converts_)
+        reader_.convert(data_[k], 0, 0, 0, p_.in_plane(), converted_ + k * p_.in_plane());
     }
     reader_.start(data_[0]);
     if (doubles_) std::fill(padded_, padded_ + padded_length_, Op::kFill);

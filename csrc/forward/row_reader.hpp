@@ -78,10 +78,14 @@ class Reader {
     padded_ = options.pad && a.regular() && (begin < lo_ || end > hi_) && has_little_padding(a);
     if (padded_) from_ = smaller(lo_, begin), to_ = larger(hi_, end);  // windows of padding alone
     direct_ &= !padded_;
-    depth_mask_ = power_of_two(options.depths) - 1;
-    height_mask_ = power_of_two(options.heights) - 1;
-    slots_ = (depth_mask_ + 1) * (height_mask_ + 1);
     length_ = (to_ - from_) * p.inner;
+    // Short rows that follow each other are converted together.
+    constexpr i64 kShort = 256, kTogether = 4;
+    const bool joins = is_convertible() && p.inner == 1 && x.height == length_ && length_ <= kShort;
+    run_ = joins && options.heights > 1 ? kTogether : 1;
+    depth_mask_ = power_of_two(options.depths) - 1;
+    height_mask_ = power_of_two(options.heights + run_ - 1) - 1;
+    slots_ = (depth_mask_ + 1) * (height_mask_ + 1);
     bytes_ = (hi_ - lo_) * (p.inner > 1 ? p.inner : x.width) * size_of(x.dtype);
     if (direct_) return;
     if (options.windows) divisors_ = arena.take<A>((hi_ - lo_) * p.inner);
@@ -93,12 +97,17 @@ class Reader {
   bool padded() const { return padded_; }
   bool direct() const { return direct_; }  // rows are not copied
 
-  // Whether only dtype or bits change: convert() then reads planes whose elements follow each
-  // other.
-  bool is_convertible() const { return !direct_ && !options_.windows && !x_.row_columns; }
-  void convert(const char* plane, i64 elements, A* to) const {
-    const A* from = row_of(x_, plane, 1, 0, 0, 0, elements, to);
-    if (options_.flips) flip(from, to, elements, options_.flips);
+  // Whether only dtype or bits change and columns follow each other. Rows that do, too, are then
+  // read as one row.
+  bool is_convertible() const {
+    return !direct_ && !padded_ && !options_.windows && !x_.row_columns && x_.width == 1;
+  }
+  // Returns `columns` columns from (d, h, lo) on: a pointer into the array, or a copy in `to`.
+  const A* convert(const char* plane, i64 d, i64 h, i64 lo, i64 columns, A* to) const {
+    const A* from = row_of(x_, plane, inner_, d, h, lo, lo + columns, to);
+    if (!options_.flips) return from;
+    flip(from, to, columns * inner_, options_.flips);
+    return to;
   }
 
   void start(const char* plane) {
@@ -123,9 +132,12 @@ class Reader {
     }
     if (direct_) return at(d, h);
     const i64 slot = (d & depth_mask_) * (height_mask_ + 1) + (h & height_mask_);
-    CachedRow& cached = cached_[slot];
-    if (cached.key != key) cached = {key, read(d, h, buffers_ + slot * length_)};
-    return cached.row;
+    if (cached_[slot].key != key) {
+      const i64 count = smaller(run_ - h % run_, rows_ - h);
+      const A* row = read(d, h, count, buffers_ + slot * length_);
+      for (i64 k = 0; k < count; ++k) cached_[slot + k] = {key + k, row + k * length_};
+    }
+    return cached_[slot].row;
   }
 
  private:
@@ -134,14 +146,11 @@ class Reader {
     const A* row;
   };
 
-  const A* read(i64 d, i64 h, A* buffer) const {
-    const i64 n = (hi_ - lo_) * inner_;
+  // Reads `count` rows from (d, h) on.
+  const A* read(i64 d, i64 h, i64 count, A* buffer) const {
+    const i64 columns = (hi_ - lo_) * count, n = columns * inner_;
     A* valid = buffer + (lo_ - from_) * inner_;
-    const A* from = n > 0 ? row_of(x_, plane_, inner_, d, h, lo_, hi_, valid) : valid;
-    if (options_.flips) {
-      flip(from, valid, n, options_.flips);
-      from = valid;
-    }
+    const A* from = n > 0 ? convert(plane_, d, h, lo_, columns, valid) : valid;
     if constexpr (kFloat<A>) {
       if (options_.windows) {
         const A rows = static_cast<A>(options_.divisor.of_rows(*options_.windows, d, h));
@@ -160,7 +169,7 @@ class Reader {
 
   const View& x_;
   const ReadOptions<A> options_;
-  i64 inner_, lo_, hi_, from_, to_, rows_, length_ = 0, depth_mask_, height_mask_, slots_;
+  i64 inner_, lo_, hi_, from_, to_, rows_, length_, run_, depth_mask_, height_mask_, slots_;
   bool direct_, padded_ = false, has_divisors_ = false;
   const char* plane_ = nullptr;
   i64 bytes_, prefetched_[4];  // of a row; the last prefetched row of each of four depths

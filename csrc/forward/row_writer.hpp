@@ -1,4 +1,4 @@
-// Writes rows and patches of results: in place if dtype and layout allow it, else through a buffer.
+// Writes rows of results: in place if dtype and layout allow it, else through a buffer.
 #pragma once
 
 #include "base/buffer_cache.hpp"

@@ -25,15 +25,13 @@ struct TwoByteMax : RegisterMax<TwoByteMax<S, WithRoutes, NaNs>, std::uint16_t, 
     V best_tap;
   };
 
-  // Converts bits to integers in the order of the numbers: both zeros become 0, every NaN kNaN.
-  static constexpr std::int16_t kNaN = 0x7FFF, kBelowNaN = kNaN - 1;
+  // Converts bits to integers in the order of the numbers: both zeros become 0, and NaNs of either
+  // sign are greater than infinity.
   template <class V>
   static auto key_of(V bits) {
     using K = decltype(Partial<V>::key);
-    const K number = bits_as<K>(bits), sign = number >> 15;
-    const K size = number & 0x7FFF, key = (size ^ sign) - sign;
-    if constexpr (!NaNs) return key;
-    else return size > static_cast<std::int16_t>(kInfinity<S>) ? K{} + kNaN : key;
+    const K number = bits_as<K>(bits), size = number & 0x7FFF;
+    return number <= static_cast<std::int16_t>(kFill) ? -size : size;
   }
 
   template <class V>
@@ -46,8 +44,9 @@ struct TwoByteMax : RegisterMax<TwoByteMax<S, WithRoutes, NaNs>, std::uint16_t, 
   }
   template <class V>
   static void merge(Partial<V>& partial, const Partial<V>& later, u32 shifted) {
-    auto bound = partial.key;  // a NaN wins over a NaN
-    if constexpr (NaNs) bound = bound < kBelowNaN ? bound : decltype(bound){} + kBelowNaN;
+    auto bound = partial.key;
+    const auto infinity = decltype(bound){} + static_cast<std::int16_t>(kInfinity<S>);
+    if constexpr (NaNs) bound = bound < infinity ? bound : infinity;  // a NaN wins over a NaN
     const auto wins = later.key > bound;
     partial.best = wins ? later.best : partial.best;
     partial.key = wins ? later.key : partial.key;
