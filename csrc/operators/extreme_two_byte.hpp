@@ -31,7 +31,9 @@ struct TwoByteMax : RegisterMax<TwoByteMax<S, WithRoutes, NaNs>, std::uint16_t, 
   static auto key_of(V bits) {
     using K = decltype(Partial<V>::key);
     const K number = bits_as<K>(bits), size = number & 0x7FFF;
-    return number <= static_cast<std::int16_t>(kFill) ? -size : size;
+    const K negative = number <= static_cast<std::int16_t>(kFill);
+    // AVX-512 negates the lanes of a mask by one instruction.
+    return kVectorBytes == 64 ? (negative ? -size : size) : (size ^ negative) - negative;
   }
 
   template <class V>
