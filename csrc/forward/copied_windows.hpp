@@ -8,12 +8,11 @@
 namespace poolgrad::inline POOLGRAD_ISA {
 
 // The windows of a vector of neighbouring outputs of a row: window j has counts[j] inputs in
-// row-major order, and is filled with its first input up to a multiple of kCacheLine bytes.
+// row-major order, and is filled with its first input up to a multiple of kLineBytes.
 template <class A>
 class CopiedWindows {
  public:
   using V = Vec<A, kLanesOf<A>>;
-  static constexpr i64 kCacheLine = 64;
 
   CopiedWindows(const Plan& p, const View& x, const Tile& tile, Arena& arena)
       : p_(p), tile_(tile), reader_(p, x, tile.lo[2], tile.hi[2], reading(p), arena) {
@@ -45,7 +44,7 @@ class CopiedWindows {
   i64 count(i64 j) const { return counts_[j]; }
 
  private:
-  static constexpr i64 kLine = kCacheLine / static_cast<i64>(sizeof(A));
+  static constexpr i64 kLine = kLineBytes / static_cast<i64>(sizeof(A));
 
   static ReadOptions<A> reading(const Plan& p) {
     const auto length = [](const Axis& a) { return smaller(a.in, covered_length(a, 1)); };
