@@ -53,7 +53,7 @@ constexpr i64 larger(i64 a, i64 b) { return a > b ? a : b; }
 constexpr i64 ceil_div(i64 a, i64 b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
 constexpr i64 floor_div(i64 a, i64 b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 // The least power of two that is not less than n, for ring buffers: divisions are slow.
-constexpr i64 power_of_two(i64 n) { return i64{1} << std::bit_width(std::uint64_t(n - 1)); }
+constexpr i64 power_of_two(i64 n) { return i64(std::bit_ceil(std::uint64_t(n))); }
 
 }  // namespace POOLGRAD_ISA
 }  // namespace poolgrad

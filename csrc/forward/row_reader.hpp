@@ -79,7 +79,8 @@ class Reader {
     if (padded_) from_ = smaller(lo_, begin), to_ = larger(hi_, end);  // windows of padding alone
     direct_ &= !padded_;
     length_ = (to_ - from_) * p.inner;
-    // Short rows that follow each other are converted together.
+    // Short rows that follow each other are converted together, in a ring buffer so large that rows
+    // that are read ahead do not replace those of the window.
     constexpr i64 kShort = 256, kTogether = 4;
     const bool joins = is_convertible() && p.inner == 1 && x.height == length_ && length_ <= kShort;
     run_ = joins && options.heights > 1 ? kTogether : 1;
