@@ -177,16 +177,15 @@ class RegisterBlocked {
   // window. Lines are read in place if the memory around them may be read, else copied between
   // padding; without padding, lines that follow each other are copied in one run.
   POOLGRAD_LOOP void find_lines(i64 k, i64 d, i64 first, i64 lines) {
-    const i64 in = p_.axis[1].in, lo = p_.axis[2].lo;
+    const i64 in = p_.axis[1].in, lo = p_.axis[2].lo, row = x_.height;
     const i64 margin = before_ + after_ == 0 ? 0 : 1;  // the first and last line have no neighbour
     const T** at = lines_at_ + k * lines_;
-    i64 offset = d * x_.depth + first * x_.height - lo;
+    i64 offset = d * x_.depth + first * row - lo;
     T* copy = copies_ + k * lines_ * pitch_;
     const bool joined = !readable_ && margin == 0 && first >= 0 && first + lines <= in &&
-                        !x_.row_columns && x_.width == 1 && x_.height == p_.axis[2].in &&
-                        x_.height <= pitch_;
-    if (joined) copy_row(x_, plane_, d, first, 0, lines * x_.height, flips_, copy);
-    for (i64 i = 0; i < lines; ++i, offset += x_.height, copy += joined ? x_.height : pitch_) {
+                        !x_.row_columns && x_.width == 1 && row == p_.axis[2].in && row <= pitch_;
+    if (joined) copy_row(x_, plane_, d, first, 0, lines * row, flips_, copy);
+    for (i64 i = 0; i < lines; ++i, offset += row, copy += joined ? row : pitch_) {
       const i64 h = first + i;
       if (readable_ && h >= margin && h < in - margin) {
         at[i] = reinterpret_cast<const T*>(plane_) + offset;
@@ -283,7 +282,8 @@ class RegisterBlocked {
       const i64 column = o * S - width.lo;
       for (i64 c = 0; c < channels; c += kLanes) {
         const i64 channel = smaller(c, channels - kLanes), at = (o - lo) * channels + channel;
-        i64 from = first * pitch + column * step + channel, h = first;
+        const T* from = plane + first * pitch + column * step + channel;
+        i64 h = first;
         reduce_columns<Op, K, S, V>(
             rows, 1, nan_check,
             [&](i64) { return DepthSlice<typename Op::template Partial<V>>{0, nullptr, false}; },
@@ -292,10 +292,10 @@ class RegisterBlocked {
               for (i64 t = 0; t < K; ++t) {
                 const bool inside =
                     !edge || (h >= 0 && h < height.in && column + t >= 0 && column + t < width.in);
-                value[t] = inside ? load<V>(plane + from + t * step) : V{} + fill_;
+                value[t] = inside ? load<V>(from + t * step) : V{} + fill_;
               }
               POOLGRAD_UNROLL
-              for (i64 t = K - S; t < K; ++t) prefetch(plane + from + t * step + kAhead);
+              for (i64 t = K - S; t < K; ++t) prefetch(from + t * step + kAhead);
               from += pitch, ++h;
             },
             [] {},

@@ -18,7 +18,7 @@ struct View {
   i64 row_columns = 0, depth_rows = 1;
   int outer_axes = 0;
   i64 outer_size[kMaxAxes], outer_stride[kMaxAxes];
-  float zero_point = 0;  // of quantised integers: subtracted from elements that are read
+  std::int16_t zero_point = 0;  // of quantised integers: subtracted from elements that are read
 };
 
 // A real number, or one for each channel, in the type of the arithmetic (float or double).
@@ -46,13 +46,12 @@ inline const char* plane_of(const View& v, i64 index) {
 // Copies n columns of a row, converted, to contiguous memory.
 template <class S, class A>
 void copy_columns(const View& v, const S* from, i64 n, i64 inner, A* to) {
-  const A zero_point = static_cast<A>(v.zero_point);
   const bool packed = inner == 1 || v.inner == 1;
-  if (packed && (v.width == inner || n == 1)) return widen_run(from, to, n * inner, zero_point);
+  if (packed && (v.width == inner || n == 1)) return widen_run(from, to, n * inner, v.zero_point);
   for (i64 w = 0; w < n; ++w, from += v.width, to += inner) {
-    if (packed && inner > 1) widen_run(from, to, inner, zero_point);
+    if (packed && inner > 1) widen_run(from, to, inner, v.zero_point);
     else
-      for (i64 c = 0; c < inner; ++c) widen_run(from + c * v.inner, to + c, 1, zero_point);
+      for (i64 c = 0; c < inner; ++c) widen_run(from + c * v.inner, to + c, 1, v.zero_point);
   }
 }
 
