@@ -110,10 +110,11 @@ class BoundPlan : public PlanLayout {
 
   // Rounds averages to integers of the dtype of x. `scale` etc.: see Quantization.
   void average_quantized(Input x, Output y, bool count_padding, i64 divisor, float scale,
-                         i64 zero_point, float added_before, float added_after, int threads) const {
+                         float zero_point, float added_before, float added_after,
+                         int threads) const {
     require_one_dtype();
     View from = per_input(x, in_);
-    from.zero_point = static_cast<std::int16_t>(zero_point);
+    from.zero_point = zero_point;
     Planes<Dense> to = per_output(y, out_);
     to.first.quantization = {scale, added_before, added_after};
     run(kernels().weighted->average, no_tables(), threads, from, to, count_padding,

@@ -185,9 +185,10 @@ class RegisterBlocked {
     const bool joined = !readable_ && margin == 0 && first >= 0 && first + lines <= in &&
                         !x_.row_columns && x_.width == 1 && row == p_.axis[2].in && row <= pitch_;
     if (joined) copy_row(x_, plane_, d, first, 0, lines * row, flips_, copy);
+    const Range in_place{readable_ ? margin : in, in - margin};
     for (i64 i = 0; i < lines; ++i, offset += row, copy += joined ? row : pitch_) {
       const i64 h = first + i;
-      if (readable_ && h >= margin && h < in - margin) {
+      if (h >= in_place.lo && h < in_place.hi) {
         at[i] = reinterpret_cast<const T*>(plane_) + offset;
         continue;
       }

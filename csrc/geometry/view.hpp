@@ -18,7 +18,7 @@ struct View {
   i64 row_columns = 0, depth_rows = 1;
   int outer_axes = 0;
   i64 outer_size[kMaxAxes], outer_stride[kMaxAxes];
-  std::int16_t zero_point = 0;  // of quantised integers: subtracted from elements that are read
+  float zero_point = 0;  // of quantised integers: subtracted from elements that are read
 };
 
 // A real number, or one for each channel, in the type of the arithmetic (float or double).
@@ -47,11 +47,11 @@ inline const char* plane_of(const View& v, i64 index) {
 template <class S, class A>
 void copy_columns(const View& v, const S* from, i64 n, i64 inner, A* to) {
   const bool packed = inner == 1 || v.inner == 1;
-  if (packed && (v.width == inner || n == 1)) return widen_run(from, to, n * inner, v.zero_point);
+  if (packed && (v.width == inner || n == 1)) return widen_run(from, to, n * inner);
   for (i64 w = 0; w < n; ++w, from += v.width, to += inner) {
-    if (packed && inner > 1) widen_run(from, to, inner, v.zero_point);
+    if (packed && inner > 1) widen_run(from, to, inner);
     else
-      for (i64 c = 0; c < inner; ++c) widen_run(from + c * v.inner, to + c, 1, v.zero_point);
+      for (i64 c = 0; c < inner; ++c) widen_run(from + c * v.inner, to + c, 1);
   }
 }
 
@@ -76,19 +76,19 @@ POOLGRAD_LOOP void copy_merged_rows(const View& v, const char* row, i64 inner, i
 template <class A>
 POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d, i64 h, i64 lo,
                               i64 hi, A* buffer) {
-  if (v.row_columns) {
-    copy_merged_rows(v, plane + (d * v.depth + h * v.height) * size_of(v.dtype), inner, lo, hi,
-                     buffer);
-    return buffer;
-  }
-  const char* row = plane + (d * v.depth + h * v.height + lo * v.width) * size_of(v.dtype);
+  const char* row = plane + (d * v.depth + h * v.height) * size_of(v.dtype);
   const i64 n = hi - lo;
-  const bool packed = (inner == 1 || v.inner == 1) && (v.width == inner || n <= 1);
-  if (packed && v.dtype == DtypeOf<A>::value) return reinterpret_cast<const A*>(row);
-  by_element<A>(v.dtype, [&](auto s) {
-    using S = decltype(s);
-    copy_columns(v, reinterpret_cast<const S*>(row), n, inner, buffer);
-  });
+  const bool packed =
+      !v.row_columns && (inner == 1 || v.inner == 1) && (v.width == inner || n <= 1);
+  if (packed && v.dtype == DtypeOf<A>::value) return reinterpret_cast<const A*>(row) + lo * v.width;
+  if (v.row_columns) copy_merged_rows(v, row, inner, lo, hi, buffer);
+  else
+    by_element<A>(v.dtype, [&](auto s) {
+      using S = decltype(s);
+      copy_columns(v, reinterpret_cast<const S*>(row) + lo * v.width, n, inner, buffer);
+    });
+  if (v.zero_point != 0)
+    for (i64 i = 0; i < n * inner; ++i) buffer[i] -= static_cast<A>(v.zero_point);
   return buffer;
 }
 

@@ -211,9 +211,9 @@ POOLGRAD_INLINE Vec<A, W> load_as(const S* from) {
   else return widen_lanes<W>(S{}, load<Vec<std::uint16_t, W>>(from));
 }
 
-// Converts n elements to the arithmetic type. zero_point: subtracted from integers.
+// Converts n elements to the arithmetic type.
 template <class S, class A>
-POOLGRAD_LOOP void widen_run(const S* from, A* to, i64 n, std::int16_t zero_point = 0) {
+POOLGRAD_LOOP void widen_run(const S* from, A* to, i64 n) {
   if constexpr (std::is_same_v<S, A>) {
     std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(A));
   } else if constexpr (std::is_same_v<S, Float16> || std::is_same_v<S, BFloat16>) {
@@ -222,7 +222,7 @@ POOLGRAD_LOOP void widen_run(const S* from, A* to, i64 n, std::int16_t zero_poin
       store(to + i, load_as<w(), A>(from + i));
     });
   } else {
-    for (i64 i = 0; i < n; ++i) to[i] = static_cast<A>(from[i] - decltype(+*from)(zero_point));
+    for (i64 i = 0; i < n; ++i) to[i] = static_cast<A>(from[i]);
   }
 }
 

@@ -45,7 +45,7 @@ def rounding(value: object) -> tuple[float, ...]:
         (scale, zero_point), (scale_of_y, zero_point_of_y) = np.broadcast_to(given, (2, 2)).tolist()
         ratio = scale / scale_of_y if min(scale, scale_of_y) > 0 else 0.0
         if 2.0**-60 < ratio < 2.0**60 and {zero_point, zero_point_of_y} <= {*range(-128, 256)}:
-            return float(np.float32(ratio)), int(zero_point), 0.0, float(zero_point_of_y)
+            return float(np.float32(ratio)), float(zero_point), 0.0, float(zero_point_of_y)
     kind = ValueError if are_real else TypeError
     raise kind(f"quantization must be {form}, got {brief(value)}")
 

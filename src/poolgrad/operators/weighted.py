@@ -89,7 +89,7 @@ class Avg(Operator):
         if not rounding:
             return _sum(xp, windows) / count
         scale, zero_point, before, after = rounding
-        integers = xp.astype(windows.values, xp.int32) - zero_point
+        integers = xp.astype(windows.values, xp.int32) - int(zero_point)
         total = xp.sum(xp.where(windows.valid, integers, 0), axis=-1, dtype=xp.int64)
         mean = xp.astype(total, windows.values.dtype) * (scale / count)
         return xp.clip(xp.round(mean + before) + after, windows.lowest, windows.highest)
