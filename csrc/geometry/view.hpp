@@ -47,11 +47,11 @@ inline const char* plane_of(const View& v, i64 index) {
 template <class S, class A>
 void copy_columns(const View& v, const S* from, i64 n, i64 inner, A* to) {
   const bool packed = inner == 1 || v.inner == 1;
-  if (packed && (v.width == inner || n == 1)) return widen_run(from, to, n * inner);
+  if (packed && (v.width == inner || n == 1)) return widen_run(from, to, n * inner, v.zero_point);
   for (i64 w = 0; w < n; ++w, from += v.width, to += inner) {
-    if (packed && inner > 1) widen_run(from, to, inner);
+    if (packed && inner > 1) widen_run(from, to, inner, v.zero_point);
     else
-      for (i64 c = 0; c < inner; ++c) widen_run(from + c * v.inner, to + c, 1);
+      for (i64 c = 0; c < inner; ++c) widen_run(from + c * v.inner, to + c, 1, v.zero_point);
   }
 }
 
@@ -84,11 +84,8 @@ POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d
   if (v.row_columns) copy_merged_rows(v, row, inner, lo, hi, buffer);
   else
     by_element<A>(v.dtype, [&](auto s) {
-      using S = decltype(s);
-      copy_columns(v, reinterpret_cast<const S*>(row) + lo * v.width, n, inner, buffer);
+      copy_columns(v, reinterpret_cast<const decltype(s)*>(row) + lo * v.width, n, inner, buffer);
     });
-  if (v.zero_point != 0)
-    for (i64 i = 0; i < n * inner; ++i) buffer[i] -= static_cast<A>(v.zero_point);
   return buffer;
 }
 

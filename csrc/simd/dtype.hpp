@@ -211,9 +211,9 @@ POOLGRAD_INLINE Vec<A, W> load_as(const S* from) {
   else return widen_lanes<W>(S{}, load<Vec<std::uint16_t, W>>(from));
 }
 
-// Converts n elements to the arithmetic type.
+// Converts n elements to the arithmetic type. zero_point: subtracted from integers.
 template <class S, class A>
-POOLGRAD_LOOP void widen_run(const S* from, A* to, i64 n) {
+POOLGRAD_LOOP void widen_run(const S* from, A* to, i64 n, float zero_point = 0) {
   if constexpr (std::is_same_v<S, A>) {
     std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(A));
   } else if constexpr (std::is_same_v<S, Float16> || std::is_same_v<S, BFloat16>) {
@@ -221,6 +221,8 @@ POOLGRAD_LOOP void widen_run(const S* from, A* to, i64 n) {
       if (n * i64{sizeof(S)} > kMaxPrefetchedRow) prefetch(from + i + kPrefetchElements<S>);
       store(to + i, load_as<w(), A>(from + i));
     });
+  } else if (zero_point != 0) {
+    for (i64 i = 0; i < n; ++i) to[i] = static_cast<A>(from[i]) - static_cast<A>(zero_point);
   } else {
     for (i64 i = 0; i < n; ++i) to[i] = static_cast<A>(from[i]);
   }
