@@ -63,7 +63,9 @@ class RegisterBlockedBackward {
     i64 at = plane * p_.in_plane() + first_input(p_, tile_);
     for (i64 d = tile_.lo[0]; d < tile_.hi[0]; ++d) {
       for (i64 h = tile_.lo[1], count; h < tile_.hi[1]; h += count, at += count * n_) {
-        count = smaller(max_rows_ - phase_of(p_.axis[1], h), tile_.hi[1] - h);
+        // Blocks after the first begin with a multiple of the stride.
+        const i64 begin = h + p_.axis[1].lo, stride = p_.axis[1].stride;
+        count = smaller(max_rows_ - (begin - floor_div(begin, stride) * stride), tile_.hi[1] - h);
         compute_block(operand, d, h, count, gx_.reserve(at, count * n_, false));
       }
     }
@@ -96,12 +98,6 @@ class RegisterBlockedBackward {
   static Routed<V> load_routed(const T* gradients, const std::uint8_t* routes) {
     constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
     return {load<V>(gradients), convert<WideRoute<T>>(load<Vec<std::uint8_t, W>>(routes))};
-  }
-
-  // Distance of input i from the last multiple of the stride, counted from the begin of the
-  // padding.
-  static i64 phase_of(const Axis& a, i64 i) {
-    return i + a.lo - floor_div(i + a.lo, a.stride) * a.stride;
   }
 
   // Computes inputs h ... h + count at depth d.

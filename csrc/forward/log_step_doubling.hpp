@@ -17,13 +17,14 @@ inline constexpr bool kDoublesInRegisters =
 // last vector to its first.
 template <class Op>
 POOLGRAD_LOOP void double_in_registers(i64 kernel, const float* from, i64 n, typename Op::Row to,
-                                       GradualPrefetch outputs) {
+                                       const GradualPrefetch& prefetched) {
   constexpr i64 W = kLanesOf<float>;
   using V = Vec<float, static_cast<int>(W)>;
   using Part = typename Op::template Part<V>;
   V inputs{};                // the vector that follows, and
   Part pairs{}, later[4]{};  // its partial reductions: of 2; of 4, 8, 16 and 32 inputs
   Part beyond{};             // those of 32 inputs of the vector after it
+  GradualPrefetch outputs = prefetched;
   for (i64 i = (n + kernel - 2) / W * W; i >= 0; i -= W) {
     const V here = load<V>(from + i);
     outputs.next(Op::kElementBytes > sizeof(float) ? 2 : 1);  // with routes, or without
@@ -60,7 +61,7 @@ POOLGRAD_LOOP void double_in_registers(i64 kernel, const float* from, i64 n, typ
 // `partial`: memory for n + (kernel - 4) * gap partial reductions. The kernel is greater than 4.
 template <class Op>
 void double_up(i64 kernel, i64 gap, const typename Op::In* from, i64 n, typename Op::Row partial,
-               typename Op::Row to, GradualPrefetch outputs) {
+               typename Op::Row to, const GradualPrefetch& outputs) {
   using Row = typename Op::Row;
   i64 size = kMaxFolded;  // inputs that each element of `partial` holds
   if constexpr (kDoublesInRegisters<Op>) {

@@ -32,10 +32,9 @@ void compute_row(CopiedWindows<A>& windows, i64 od, i64 oh, const RowOperands<A>
   windows.each_vector(od, oh, [&](i64 i, i64 n) {
     ScaledSums<typename CopiedWindows<A>::V> all{};
     for (i64 j = 0; j < n; ++j) {
-      if (windows.count(j) > 0) {
-        all.set_lane(
-            j, set.loops->reduce_any(windows.vectors(j), windows.count(j), set.theta + i + j, set));
-      }
+      const i64 taps = windows.count(j);
+      if (taps == 0) continue;
+      all.set_lane(j, set.loops->reduce_any(windows.vectors(j), taps, set.theta + i + j, set));
     }
     set.loops->store(line, i, all, n);
   });

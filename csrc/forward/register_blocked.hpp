@@ -146,13 +146,13 @@ class RegisterBlocked {
       const u32 first_tap = static_cast<u32>((s.first_tap + k) * height.kernel * width.kernel);
       const bool last = depth.out > 1 && oh + rows >= height.out;  // of this depth
       const i64 below = last ? -height.lo : first + rows * height.stride;
-      const char* next =
-          line_of(caches_depths_ || last ? d + depth.stride : d, caches_depths_ ? first : below);
+      const i64 next_depth = caches_depths_ || last ? d + depth.stride : d;
+      const i64 next_line = next_depth * x_.depth + (caches_depths_ ? first : below) * x_.height;
       const i64 slot = d % kSlots;
       const bool cached = caches_depths_ && cached_depths_[slot] == d,
                  kept = caches_depths_ && s.first_tap + k >= depth.stride;
       if (!cached) find_lines(k, d, first, lines);
-      depth_lines_[k] = {lines_at_ + k * lines_, next, first_tap,
+      depth_lines_[k] = {lines_at_ + k * lines_, plane_ + next_line * size_of(x_.dtype), first_tap,
                          cached || (k > 0 && kept) ? partials_ + slot * partial_bytes_ : nullptr,
                          cached};
       if (k > 0 && kept) cached_depths_[slot] = d;
@@ -168,10 +168,6 @@ class RegisterBlocked {
   }
 
   void clear_cache() { std::fill(cached_depths_, cached_depths_ + kSlots, -1); }
-
-  const char* line_of(i64 d, i64 h) const {
-    return plane_ + (d * x_.depth + h * x_.height) * size_of(x_.dtype);
-  }
 
   // Finds where lines of inputs begin, from line `first` on, including the padding of the first
   // window. Lines are read in place if the memory around them may be read, else copied between

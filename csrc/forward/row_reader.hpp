@@ -148,7 +148,7 @@ class Reader {
   };
 
   // Reads `count` rows from (d, h) on.
-  const A* read(i64 d, i64 h, i64 count, A* buffer) const {
+  POOLGRAD_INLINE const A* read(i64 d, i64 h, i64 count, A* buffer) const {
     const i64 columns = (hi_ - lo_) * count, n = columns * inner_;
     A* valid = buffer + (lo_ - from_) * inner_;
     const A* from = n > 0 ? convert(plane_, d, h, lo_, columns, valid) : valid;

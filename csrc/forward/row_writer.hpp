@@ -9,9 +9,11 @@
 namespace poolgrad::inline POOLGRAD_ISA {
 
 // Copies n numbers to elements first, first + 1, ... of an array, converted if it has another
-// dtype. nontemporal: with non-temporal stores.
+// dtype. nontemporal: with non-temporal stores. prefetches: also prefetches the memory that
+// follows.
 template <class T>
-POOLGRAD_INLINE void put(const Dense& to, i64 first, const T* from, i64 n, bool nontemporal) {
+POOLGRAD_INLINE void put(const Dense& to, i64 first, const T* from, i64 n, bool nontemporal,
+                         bool prefetches = true) {
   if (!has_type<T>(to)) {
     prefetch(elements_of<char>(to, (first + kPrefetchElements<T>)*size_of(to.dtype)),
              n * size_of(to.dtype));
@@ -21,7 +23,7 @@ POOLGRAD_INLINE void put(const Dense& to, i64 first, const T* from, i64 n, bool 
   overlapping_lanes<T>(n, [&](auto w, i64 i) {
     const auto values = load<Vec<T, w()>>(from + i);
     if (nontemporal) return store_nontemporal(at + i, values);
-    prefetch(at + i + kPrefetchElements<T>);
+    if (prefetches) prefetch(at + i + kPrefetchElements<T>);
     store(at + i, values);
   });
 }

@@ -24,6 +24,9 @@ void reduce(const Work& work, View x, Dense y, Dense routes, Select which) {
   const i64 flips = flips_of<A>(which, x.dtype);
   if (sizeof(A) == 1) x.dtype = y.dtype = Dtype::uint8;
   const bool has_empty = WithRoutes && has_empty_windows(p);
+  // Outputs are prefetched while rows are doubled in registers, else when they are written.
+  const bool prefetches = !kDoublesInRegisters<Fast> || !doubles_along(p.axis[2]);
+  const bool changes = flips || which == Select::rectified || has_empty;
   over_batches<Separable<Op>>(
       work,
       [&](const Plan& part, const Tile& tile, i64 planes, Arena& arena) {
@@ -32,19 +35,17 @@ void reduce(const Work& work, View x, Dense y, Dense routes, Select which) {
                      {part, x, tile, reading, arena, planes}};
       },
       [&](auto& state, const Tile& tile, const Batch& batch) {
+        const auto complete = [&](i64 od, i64 oh, typename Op::Row row, const Segments& s) {
+          for (i64 k = 0; changes && k < s.rows; ++k) {
+            const auto here = row + k * s.from_spacing;
+            finish<Op>(which, flips, here.v, here.r, s.count / s.rows * s.length);
+            if (has_empty) route_empty(p, batch.channels, tile, od, oh + k, here.r);
+          }
+          write_segments(y, row.v, s, prefetches);
+          if constexpr (WithRoutes) write_segments(routes, row.r, s, prefetches);
+        };
         const auto run = [&](auto& windows) {
-          return over_batch(p, batch, x, tile, windows,
-                            [&](i64 od, i64 oh, typename Op::Row row, const Segments& s) {
-                              for (i64 k = 0; k < s.rows; ++k) {
-                                const auto here = row + k * s.from_spacing;
-                                finish<Op>(which, flips, here.v, here.r,
-                                           s.count / s.rows * s.length);
-                                if (has_empty)
-                                  route_empty(p, batch.channels, tile, od, oh + k, here.r);
-                              }
-                              write_segments(y, row.v, s);
-                              if constexpr (WithRoutes) write_segments(routes, row.r, s);
-                            });
+          return over_batch(p, batch, x, tile, windows, complete);
         };
         if (!doubles_along(p.axis[2]) || !run(state.fast)) run(state.exact);
       });

@@ -109,12 +109,12 @@ struct Segments {
   i64 first, to_spacing;  // the first segment and the next in the array
 };
 
-// Writes rows.
+// Writes rows. prefetches: they have not been prefetched yet.
 template <class T>
-POOLGRAD_LOOP void write_segments(const Dense& to, const T* from, Segments s) {
+POOLGRAD_LOOP void write_segments(const Dense& to, const T* from, Segments s, bool prefetches) {
   if (s.from_spacing == s.length && s.to_spacing == s.length) s.length *= std::exchange(s.count, 1);
   for (i64 k = 0; k < s.count; ++k, from += s.from_spacing)
-    put(to, s.first + k * s.to_spacing, from, s.length, false);
+    put(to, s.first + k * s.to_spacing, from, s.length, false, prefetches);
 }
 
 // Reduces a batch of a tile and calls use(od, oh, first row, segments) for some rows of outputs of
@@ -140,7 +140,8 @@ bool over_batch(const Plan& p, const Batch& batch, const View& x, const Tile& ti
 }
 
 // Calls reduce(state, tile, batch) for each batch of each tile, with state = make_state(plan of a
-// batch, tile, planes, arena). The last batch of channels may overlap the one before.
+// batch, tile, planes, arena). The last batch of channels may overlap the one before. If there are
+// many planes, each task has some: a state costs as much as a few rows.
 template <class Windows, class MakeState, class Reduce>
 void over_batches(const Work& work, MakeState&& make_state, Reduce&& reduce) {
   const Plan& p = *work.plan;
@@ -159,7 +160,7 @@ void over_batches(const Work& work, MakeState&& make_state, Reduce&& reduce) {
           }
         }
       },
-      false, most.planes);
+      false, most.planes * larger(1, smaller(4 / most.planes, p.outer / (16 * work.threads))));
 }
 
 }  // namespace poolgrad::inline POOLGRAD_ISA

@@ -63,7 +63,7 @@ class Unrolled {
   }
 
   // Columns lo ... hi of a row.
-  void compute_columns(i64 od, i64 oh, i64 lo, i64 hi, Target to) {
+  void compute_columns(i64 od, i64 oh, i64 lo, i64 hi, const Target& to) {
     list_rows(od, oh);
     compute_outputs(lo, hi, to);
   }
@@ -86,7 +86,8 @@ class Unrolled {
 
   // Computes n neighbouring outputs from taps at `offset`, which step from one output to the next.
   // together: the number of neighbours that are loaded at each tap; 0: each tap is one input.
-  static void reduce_row(Target to, i64 n, i64 offset, Taps taps, i64 step, i64 together) {
+  static void reduce_row(const Target& to, i64 n, i64 offset, const Taps& taps, i64 step,
+                         i64 together) {
     // Square windows of finite inputs whose other settings are compile-time constants.
     if constexpr (requires { requires Op::kHasFixedSquares; }) {
       const auto squares = [&](auto kernel, auto stride) {
@@ -158,7 +159,7 @@ class Unrolled {
   }
 
   // Computes outputs lo ... hi of the row.
-  void compute_outputs(i64 lo, i64 hi, Target to) {
+  void compute_outputs(i64 lo, i64 hi, const Target& to) {
     const Axis& a = p_.axis[2];
     if (count_ == 0) return Op::clear(to, (hi - lo) * p_.inner);
     const i64 full_lo = larger(lo, smaller(hi, a.full_lo));
@@ -192,7 +193,7 @@ class Unrolled {
   }
 
   // Computes one output of all channels.
-  void compute_output(i64 o, Target to) {
+  void compute_output(i64 o, const Target& to) {
     const Axis& a = p_.axis[2];
     const Span s = span_of(a, o);
     if (s.taps == 0) return Op::clear(to, p_.inner);
@@ -201,7 +202,7 @@ class Unrolled {
   }
 
   // Computes outputs whose windows are full.
-  void compute_full_windows(i64 lo, i64 hi, Target to) {
+  void compute_full_windows(i64 lo, i64 hi, const Target& to) {
     const Axis& a = p_.axis[2];
     const i64 n = hi - lo, first = lo * a.stride - a.lo, step = a.stride * step_;
     const bool channels = p_.inner > 1;
@@ -230,7 +231,7 @@ class Unrolled {
   }
 
   // Computes neighbouring outputs of neighbouring inputs.
-  static void reduce_contiguous(Target to, i64 n, i64 offset, Taps taps) {
+  static void reduce_contiguous(const Target& to, i64 n, i64 offset, const Taps& taps) {
     if constexpr (Heavy<Op>) {
       if (n < kLanes) return reduce_partial_vector(to, n, offset, taps, 1, 1);
     }
@@ -239,7 +240,11 @@ class Unrolled {
 
   // Computes outputs from taps at `offset`, at each of which Width neighbours are loaded.
   template <class Loader, class Width>
-  POOLGRAD_LOOP static void reduce(Target to, i64 n, i64 offset, Taps taps, Loader loader, Width) {
+  POOLGRAD_LOOP static void reduce(const Target& target, i64 n, i64 offset, const Taps& taps,
+                                   Loader loader, Width) {
+    const Target to = target;  // in registers
+    const Tap* const first = taps.list;
+    const i64 all = taps.count, line = taps.line;
     const auto partial_of = [&](auto w, i64 i) {
       using V = Vec<T, w()>;
       const auto input = [&](const Tap& tap, i64 t) {
@@ -259,10 +264,10 @@ class Unrolled {
         }
         return partial;
       };
-      auto partial = reduce_line(taps.list, Op::kByLines ? taps.line : taps.count);
+      auto partial = reduce_line(first, Op::kByLines ? line : all);
       if constexpr (Op::kByLines) {
-        for (i64 r = taps.line; r < taps.count; r += taps.line) {
-          Op::merge(partial, reduce_line(taps.list + r, taps.line), 0);
+        for (i64 r = line; r < all; r += line) {
+          Op::merge(partial, reduce_line(first + r, line), 0);
         }
       }
       return partial;

@@ -115,7 +115,7 @@ inline bool is_point(const Axis& a) {
 inline bool is_unpadded(const Axis& a) { return a.full_lo == 0 && a.full_hi == a.out; }
 
 // The window of output `o`.
-inline Span span_of(const Axis& a, i64 o) {
+POOLGRAD_INLINE Span span_of(const Axis& a, i64 o) {
   if (a.adaptive) {
     const i64 b = a.first + o, begin = b * a.n / a.bins;
     const i64 taps = ceil_div((b + 1) * a.n, a.bins) - begin;
