@@ -25,7 +25,9 @@ void reduce(const Work& work, View x, Dense y, Dense routes, Select which) {
   if (sizeof(A) == 1) x.dtype = y.dtype = Dtype::uint8;
   const bool has_empty = WithRoutes && has_empty_windows(p);
   // Outputs are prefetched while rows are doubled in registers, else when they are written.
-  const bool prefetches = !kDoublesInRegisters<Fast> || !doubles_along(p.axis[2]);
+  const Axis& width = p.axis[2];
+  const bool prefetches = !kDoublesInRegisters<Fast> || !doubles_along(width) ||
+                          width.kernel >= 64 || p.inner * width.dilation > 1;
   const bool changes = flips || which == Select::rectified || has_empty;
   over_batches<Separable<Op>>(
       work,
@@ -47,7 +49,7 @@ void reduce(const Work& work, View x, Dense y, Dense routes, Select which) {
         const auto run = [&](auto& windows) {
           return over_batch(p, batch, x, tile, windows, complete);
         };
-        if (!doubles_along(p.axis[2]) || !run(state.fast)) run(state.exact);
+        if (!doubles_along(width) || !run(state.fast)) run(state.exact);
       });
 }
 

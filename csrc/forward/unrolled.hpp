@@ -243,8 +243,6 @@ class Unrolled {
   POOLGRAD_LOOP static void reduce(const Target& target, i64 n, i64 offset, const Taps& taps,
                                    Loader loader, Width) {
     const Target to = target;  // in registers
-    const Tap* const first = taps.list;
-    const i64 all = taps.count, line = taps.line;
     const auto partial_of = [&](auto w, i64 i) {
       using V = Vec<T, w()>;
       const auto input = [&](const Tap& tap, i64 t) {
@@ -264,10 +262,10 @@ class Unrolled {
         }
         return partial;
       };
-      auto partial = reduce_line(first, Op::kByLines ? line : all);
+      auto partial = reduce_line(taps.list, Op::kByLines ? taps.line : taps.count);
       if constexpr (Op::kByLines) {
-        for (i64 r = line; r < all; r += line) {
-          Op::merge(partial, reduce_line(first + r, line), 0);
+        for (i64 r = taps.line; r < taps.count; r += taps.line) {
+          Op::merge(partial, reduce_line(taps.list + r, taps.line), 0);
         }
       }
       return partial;
