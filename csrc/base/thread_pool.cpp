@@ -119,7 +119,8 @@ class Pool {
   // the first `threads_` members run the tasks. In the child of a fork the end of the parallel
   // region would wait for threads that do not exist, so an exception leaves the region.
   // The end of the region waits for every member, also for one that the system does not schedule
-  // because other processes use the processors. After a long wait the team is not used for a while.
+  // because other processes use the processors. After two long waits in a row the team is not used
+  // for a while; one alone is often the start of members that slept.
   void run_on_team(const OpenMP& team) {
     const Clock::time_point begin = Clock::now();
     const auto member = [](void* self) {
@@ -136,9 +137,9 @@ class Pool {
     } catch (const Forked&) {
     }
     const Clock::time_point end = Clock::now();
-    if (end - own_end_ > std::max<Clock::duration>(kLongWait, own_end_ - begin)) {
-      team_again_ = end + kWithoutTeam;
-    }
+    const bool late = end - own_end_ > std::max<Clock::duration>(kLongWait, own_end_ - begin);
+    if (late && was_late_) team_again_ = end + kWithoutTeam;
+    was_late_ = late;
   }
 
   void wake_workers(int count) {
@@ -213,6 +214,7 @@ class Pool {
   int threads_ = 0;
   int workers_ = 0, wanted_ = 0, running_ = 0;  // threads; those that may begin; that have begun
   Clock::time_point own_end_{}, team_again_{};
+  bool was_late_ = false;  // the last end of the team
   std::uint64_t round_ = 0;
 };
 

@@ -12,9 +12,10 @@ namespace poolgrad::inline POOLGRAD_ISA {
 template <class Op>
 inline constexpr bool kDoublesInRegisters =
     kVectorBytes == 64 && std::is_same_v<typename Op::In, float> && !Op::kChecksNaN;
+inline constexpr i64 kLargestInRegisters = 63;  // neighbours of a window
 
-// Reduces windows of `kernel` neighbours, less than 64, at n positions. Reads a row once, from its
-// last vector to its first.
+// Reduces windows of `kernel` neighbours at n positions. Reads a row once, from its last vector to
+// its first.
 template <class Op>
 POOLGRAD_LOOP void double_in_registers(i64 kernel, const float* from, i64 n, typename Op::Row to,
                                        const GradualPrefetch& prefetched) {
@@ -64,9 +65,9 @@ void double_up(i64 kernel, i64 gap, const typename Op::In* from, i64 n, typename
                typename Op::Row to, const GradualPrefetch& outputs) {
   using Row = typename Op::Row;
   i64 size = kMaxFolded;  // inputs that each element of `partial` holds
-  if constexpr (kDoublesInRegisters<Op>) {
-    if (gap == 1 && kernel < 64) return double_in_registers<Op>(kernel, from, n, to, outputs);
-  }
+  if constexpr (kDoublesInRegisters<Op>)
+    if (gap == 1 && kernel <= kLargestInRegisters)
+      return double_in_registers<Op>(kernel, from, n, to, outputs);
   i64 done = Op::kIdempotent ? 0 : kernel % size;  // inputs that each element of `to` holds
   if (done > 0) Op::fold_inputs(to, n, from, 1, gap, done, 0);
   Op::fold_taps(partial, n + (kernel - size) * gap, from, StrideOne{gap}, 0, Const<kMaxFolded>{},

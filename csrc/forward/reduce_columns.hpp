@@ -6,11 +6,7 @@
 
 namespace poolgrad::inline POOLGRAD_ISA {
 
-inline constexpr i64 kMaxBlockedRows = 8;  // rows of outputs of a block
-// The same with channels last, at stride 1: the five lines of inputs and three of outputs of 3x3
-// windows may map to the same set of a first-level cache, which often has eight ways. At larger
-// strides rows share too few inputs.
-inline constexpr i64 kMaxChannelsLastRows = 3;
+inline constexpr i64 kMaxBlockedRows = 8;                   // rows of outputs of a block
 inline constexpr i64 kBlockedPixelElements = i64{1} << 10;  // of a row, at a time
 inline constexpr i64 kBlockBytes = i64{1} << 14;            // bytes of the inputs of a block
 

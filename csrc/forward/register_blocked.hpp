@@ -39,7 +39,7 @@ class RegisterBlocked {
       : p_(plan), x_(x), flips_(flips), fill_(fill), used_(kCompiled && used) {
     if (!used_) return;
     if (has_channels()) {
-      rows_ = plan.axis[1].stride == 1 ? kMaxChannelsLastRows : 1;
+      rows_ = plan.axis[1].stride == 1 ? kMaxChannelsLastRows : 1;  // else they share too little
       return;
     }
     const Axis &depth = plan.axis[0], &height = plan.axis[1], &width = plan.axis[2];
@@ -116,7 +116,10 @@ class RegisterBlocked {
  private:
   static constexpr bool kCompiled = !Heavy<Op> && kSpecialised<T>;
   static constexpr i64 kMaxStride = sizeof(T) < 4 ? 2 : 3;  // no shuffle of every third byte
-
+  // Rows of outputs of a block with channels last, at stride 1: the five lines of inputs and three
+  // of outputs of 3x3 windows may map to the same set of a first-level cache, which often has eight
+  // ways. Elements of two bytes take longer to reduce than to load, and four rows share more lines.
+  static constexpr i64 kMaxChannelsLastRows = sizeof(T) == 2 ? 4 : 3;
   static constexpr i64 kLine = 64 / static_cast<i64>(sizeof(T));
   static constexpr i64 kLanes = kVectorBytes / static_cast<i64>(sizeof(T));
   static constexpr i64 kSlots = 4;  // of a ring buffer of depths

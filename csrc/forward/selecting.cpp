@@ -27,7 +27,7 @@ void reduce(const Work& work, View x, Dense y, Dense routes, Select which) {
   // Outputs are prefetched while rows are doubled in registers, else when they are written.
   const Axis& width = p.axis[2];
   const bool prefetches = !kDoublesInRegisters<Fast> || !doubles_along(width) ||
-                          width.kernel >= 64 || p.inner * width.dilation > 1;
+                          width.kernel > kLargestInRegisters || p.inner * width.dilation > 1;
   const bool changes = flips || which == Select::rectified || has_empty;
   over_batches<Separable<Op>>(
       work,
@@ -46,10 +46,8 @@ void reduce(const Work& work, View x, Dense y, Dense routes, Select which) {
           write_segments(y, row.v, s, prefetches);
           if constexpr (WithRoutes) write_segments(routes, row.r, s, prefetches);
         };
-        const auto run = [&](auto& windows) {
-          return over_batch(p, batch, x, tile, windows, complete);
-        };
-        if (!doubles_along(width) || !run(state.fast)) run(state.exact);
+        if (!doubles_along(width) || !over_batch(p, batch, x, tile, state.fast, complete))
+          over_batch(p, batch, x, tile, state.exact, complete);
       });
 }
 
