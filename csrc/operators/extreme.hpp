@@ -40,7 +40,8 @@ struct Max : Rows<Max<T, WithRoutes, NaNs, Route>, T, WithRoutes, Route> {
     auto wins = value > best;
     if constexpr (NaNs) wins |= value != value;
     if constexpr (WithRoutes) best_tap = convert<Mask>(wins) ? tap : best_tap;
-    best = wins ? value : best;
+    // One instruction without NaNs, which GCC finds only if the comparison stands here.
+    best = NaNs ? (wins ? value : best) : (value > best ? value : best);
   }
 
   template <class P>
