@@ -63,7 +63,8 @@ class RegisterBlockedBackward {
     i64 at = plane * p_.in_plane() + first_input(p_, tile_);
     for (i64 d = tile_.lo[0]; d < tile_.hi[0]; ++d) {
       for (i64 h = tile_.lo[1], count; h < tile_.hi[1]; h += count, at += count * n_) {
-        // Blocks after the first begin with a multiple of the stride.
+        // `begin` is counted from the start of the padding. With channels last, blocks after the
+        // first begin at a multiple of the stride.
         const i64 begin = h + p_.axis[1].lo, stride = p_.axis[1].stride;
         count = smaller(max_rows_ - (begin - floor_div(begin, stride) * stride), tile_.hi[1] - h);
         compute_block(operand, d, h, count, gx_.reserve(at, count * n_, false));

@@ -21,8 +21,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kBetweenPolls{100};
-// A wait for members of the OpenMP team that have nothing to do any more; how long the team is not
-// used then.
+// A long wait for members of the OpenMP team that have nothing to do any more; how long the team is
+// not used after two in a row.
 constexpr std::chrono::microseconds kLongWait{500};
 constexpr std::chrono::milliseconds kWithoutTeam{100};
 constexpr char kOfShares[] = " for the tasks of each thread";
@@ -120,7 +120,7 @@ class Pool {
   // region would wait for threads that do not exist, so an exception leaves the region.
   // The end of the region waits for every member, also for one that the system does not schedule
   // because other processes use the processors. After two long waits in a row the team is not used
-  // for a while; one alone is often the start of members that slept.
+  // for a while; a single one is often the time in which sleeping members wake.
   void run_on_team(const OpenMP& team) {
     const Clock::time_point begin = Clock::now();
     const auto member = [](void* self) {
@@ -139,7 +139,7 @@ class Pool {
     const Clock::time_point end = Clock::now();
     const bool late = end - own_end_ > std::max<Clock::duration>(kLongWait, own_end_ - begin);
     if (late && was_late_) team_again_ = end + kWithoutTeam;
-    was_late_ = late;
+    was_late_ = late && !was_late_;
   }
 
   void wake_workers(int count) {
@@ -214,7 +214,7 @@ class Pool {
   int threads_ = 0;
   int workers_ = 0, wanted_ = 0, running_ = 0;  // threads; those that may begin; that have begun
   Clock::time_point own_end_{}, team_again_{};
-  bool was_late_ = false;  // the last end of the team
+  bool was_late_ = false;  // the last call on the team ended with a first long wait
   std::uint64_t round_ = 0;
 };
 

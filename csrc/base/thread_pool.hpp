@@ -60,8 +60,8 @@ class PollGuard : NonCopyable {
 // Runs tasks on the OpenMP threads of a loaded library, given by its path. Such threads spin for
 // milliseconds after a parallel region, which would take processors from the threads of the pool,
 // and they start faster. Returns false if the library exports no OpenMP functions. The pool is
-// still used after a fork(), which OpenMP threads do not survive, and for calls with more threads
-// than the library has.
+// still used after a fork(), which OpenMP threads do not survive, for calls with more threads than
+// the library has, and for a while if the library's threads are not scheduled.
 bool share_threads(const char* library);
 
 // RAII guard: a floating-point environment (rounding, subnormal numbers flushed to zero).

@@ -12,20 +12,20 @@ namespace poolgrad::inline POOLGRAD_ISA {
 template <class Op>
 inline constexpr bool kDoublesInRegisters =
     kVectorBytes == 64 && std::is_same_v<typename Op::In, float> && !Op::kChecksNaN;
-inline constexpr i64 kLargestInRegisters = 63;  // neighbours of a window
+inline constexpr i64 kLargestInRegisters = 63;  // the largest kernel
 
-// Reduces windows of `kernel` neighbours at n positions. Reads a row once, from its last vector to
-// its first.
+// Reduces windows of `kernel` neighbours, at most kLargestInRegisters, at n positions. Reads a row
+// once, from its last vector to its first.
 template <class Op>
 POOLGRAD_LOOP void double_in_registers(i64 kernel, const float* from, i64 n, typename Op::Row to,
-                                       const GradualPrefetch& prefetched) {
+                                       const GradualPrefetch& first) {
   constexpr i64 W = kLanesOf<float>;
   using V = Vec<float, static_cast<int>(W)>;
   using Part = typename Op::template Part<V>;
   V inputs{};                // the vector that follows, and
   Part pairs{}, later[4]{};  // its partial reductions: of 2; of 4, 8, 16 and 32 inputs
   Part beyond{};             // those of 32 inputs of the vector after it
-  GradualPrefetch outputs = prefetched;
+  GradualPrefetch outputs = first;
   for (i64 i = (n + kernel - 2) / W * W; i >= 0; i -= W) {
     const V here = load<V>(from + i);
     outputs.next(Op::kElementBytes > sizeof(float) ? 2 : 1);  // with routes, or without

@@ -39,7 +39,7 @@ class RegisterBlocked {
       : p_(plan), x_(x), flips_(flips), fill_(fill), used_(kCompiled && used) {
     if (!used_) return;
     if (has_channels()) {
-      rows_ = plan.axis[1].stride == 1 ? kMaxChannelsLastRows : 1;  // else they share too little
+      rows_ = plan.axis[1].stride == 1 ? kMaxChannelsLastRows : 1;  // strides share few inputs
       return;
     }
     const Axis &depth = plan.axis[0], &height = plan.axis[1], &width = plan.axis[2];

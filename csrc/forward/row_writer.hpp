@@ -10,7 +10,7 @@ namespace poolgrad::inline POOLGRAD_ISA {
 
 // Copies n numbers to elements first, first + 1, ... of an array, converted if it has another
 // dtype. nontemporal: with non-temporal stores. prefetches: also prefetches the memory that
-// follows.
+// follows, as conversions always do.
 template <class T>
 POOLGRAD_INLINE void put(const Dense& to, i64 first, const T* from, i64 n, bool nontemporal,
                          bool prefetches = true) {

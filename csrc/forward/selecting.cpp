@@ -24,7 +24,8 @@ void reduce(const Work& work, View x, Dense y, Dense routes, Select which) {
   const i64 flips = flips_of<A>(which, x.dtype);
   if (sizeof(A) == 1) x.dtype = y.dtype = Dtype::uint8;
   const bool has_empty = WithRoutes && has_empty_windows(p);
-  // Outputs are prefetched while rows are doubled in registers, else when they are written.
+  // Outputs are prefetched while rows are doubled in registers, else when they are written. (If an
+  // input is not finite, they are written again without.)
   const Axis& width = p.axis[2];
   const bool prefetches = !kDoublesInRegisters<Fast> || !doubles_along(width) ||
                           width.kernel > kLargestInRegisters || p.inner * width.dilation > 1;

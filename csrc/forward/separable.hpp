@@ -109,7 +109,7 @@ struct Segments {
   i64 first, to_spacing;  // the first segment and the next in the array
 };
 
-// Writes rows. prefetches: they have not been prefetched yet.
+// Writes rows. prefetches: see put().
 template <class T>
 POOLGRAD_LOOP void write_segments(const Dense& to, const T* from, Segments s, bool prefetches) {
   if (s.from_spacing == s.length && s.to_spacing == s.length) s.length *= std::exchange(s.count, 1);
@@ -140,8 +140,9 @@ bool over_batch(const Plan& p, const Batch& batch, const View& x, const Tile& ti
 }
 
 // Calls reduce(state, tile, batch) for each batch of each tile, with state = make_state(plan of a
-// batch, tile, planes, arena). The last batch of channels may overlap the one before. If there are
-// many planes, each task has some: a state costs as much as a few rows.
+// batch, tile, planes, arena). The last batch of channels may overlap the one before. A task has at
+// least four planes, or as many as leave 16 tasks for each thread: creating a state costs as much
+// as reducing a few rows.
 template <class Windows, class MakeState, class Reduce>
 void over_batches(const Work& work, MakeState&& make_state, Reduce&& reduce) {
   const Plan& p = *work.plan;

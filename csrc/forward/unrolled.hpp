@@ -242,7 +242,7 @@ class Unrolled {
   template <class Loader, class Width>
   POOLGRAD_LOOP static void reduce(const Target& target, i64 n, i64 offset, const Taps& taps,
                                    Loader loader, Width) {
-    const Target to = target;  // in registers
+    const Target to = target;  // a copy stays in registers: stores of bytes may alias `target`
     const auto partial_of = [&](auto w, i64 i) {
       using V = Vec<T, w()>;
       const auto input = [&](const Tap& tap, i64 t) {

@@ -40,7 +40,8 @@ struct Max : Rows<Max<T, WithRoutes, NaNs, Route>, T, WithRoutes, Route> {
     auto wins = value > best;
     if constexpr (NaNs) wins |= value != value;
     if constexpr (WithRoutes) best_tap = convert<Mask>(wins) ? tap : best_tap;
-    // One instruction without NaNs, which GCC finds only if the comparison stands here.
+    // Without NaNs this is one maximum instruction. GCC generates it only if the comparison and the
+    // choice are one expression, so `wins` is not used.
     best = NaNs ? (wins ? value : best) : (value > best ? value : best);
   }
 
