@@ -250,7 +250,7 @@ class Unrolled {
       };
       const auto reduce_line = [&](const Tap* list, i64 count) {
         auto partial = Op::template first<V>(input(list[0], 0), list[0].tap_index);
-        for (i64 r = 0; r < count; ++r) {
+        for (i64 r = Width::value == 1; r < count; ++r) {  // tap 0 of list[0] is already in
           const auto take = [&](i64 t) __attribute__((always_inline)) {
             Op::template take<V>(partial, input(list[r], t),
                                  list[r].tap_index + static_cast<u32>(t));
