@@ -41,7 +41,7 @@ struct Max : Rows<Max<T, WithRoutes, NaNs, Route>, T, WithRoutes, Route> {
     if constexpr (NaNs) wins |= value != value;
     if constexpr (WithRoutes) best_tap = convert<Mask>(wins) ? tap : best_tap;
     // Without NaNs this is one maximum instruction. GCC generates it only if the comparison and the
-    // choice are one expression, so `wins` is not used.
+    // choice are one expression, so it does not use `wins`.
     best = NaNs ? (wins ? value : best) : (value > best ? value : best);
   }
 
